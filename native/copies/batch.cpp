@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vendor's calls of a batch.
+// Submission of a batch: which vendor calls its parts become.
 #include <pinning/batch.hpp>
 
 namespace pinning {
@@ -33,14 +33,14 @@ CopyPath Batch::path() const noexcept {
 }
 
 Reason Batch::reason() const noexcept {
-  if (plain_ > 0) return no_room_ ? Reason::no_room : Reason::small;
+  if (plain_ > 0) return plain_reason_;
   if (!parts_.to_device.empty() || !parts_.to_host.empty()) return Reason::pageable;
   if (!parts_.on_host.empty()) return Reason::in_host;
   return parts_.by_kernel.size() > 0 ? Reason::kernel : Reason::engines;
 }
 
 void Batch::submit_all(VendorQueue& queue) {
-  any_submitted_ = true;  // of several parts that one call is given, some may be submitted where it fails
+  any_submitted_ = true;  // a call with several parts may submit some of them before it fails
   PartList const& by_kernel = parts_.by_kernel;
   if (by_kernel.size() > 0) {
     queue.move_parts(by_kernel.device_ptr(), by_kernel.size(), by_kernel.bytes(), by_kernel.aligned());
@@ -52,7 +52,7 @@ void Batch::submit_all(VendorQueue& queue) {
   count();
 }
 
-/// By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies.
+/// Stage parts of pageable memory; a single small part, or any without pinned blocks, goes to the vendor's own copies.
 void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyItem> const& parts) {
   if (parts.empty()) return;
   bool const to_device = toward == Staging::Toward::device;
@@ -62,14 +62,14 @@ void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyIt
       staged_.push_back(std::move(staged));
       return;
     }
-    no_room_ = true;
+    plain_reason_ = queue.waits_for_values() ? Reason::no_room : Reason::no_values;
   }
   queue.copy_batch(parts.data(), parts.size());
   plain_ += parts.size();
   plain_bytes_ += bytes_of(parts);
 }
 
-/// For `pinning top`. Of what is locked only the sum is known, without a look at each part.
+/// Count bytes for `pinning top`. Direct bytes are the difference, so that their parts need not be visited.
 void Batch::count() const noexcept {
   std::uint64_t const pageable = bytes_of(parts_.to_device) + bytes_of(parts_.to_host) + bytes_of(parts_.on_host);
   if (parts_.bytes != pageable) count_moved(CopyPath::direct, parts_.bytes - pageable);

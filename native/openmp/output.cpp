@@ -26,13 +26,13 @@ constexpr int lowest = 100;  // programs expect the first free numbers for their
 
 /// "trace.json" as "trace.1234.json".
 std::string of_this_process(std::string const& path) {
-  std::size_t const name = path.find_last_of('/') + 1;  // 0 where there is no folder
+  std::size_t const name = path.find_last_of('/') + 1;  // 0 if there is no folder
   std::size_t const dot = path.find_last_of('.');
   std::size_t const place = dot == std::string::npos || dot <= name ? path.size() : dot;
   return path.substr(0, place) + "." + std::to_string(getpid()) + path.substr(place);
 }
 
-/// While it lives, this thread's writes end no program: where a pipe has no reader, or a file must not grow, they fail.
+/// During its lifetime, writes of this thread to a pipe without a reader, or past a size limit, fail without a signal.
 class Unsignalled {
  public:
   Unsignalled() noexcept {
@@ -40,6 +40,11 @@ class Unsignalled {
     sigaddset(&these_, SIGPIPE);
     sigaddset(&these_, SIGXFSZ);
     pthread_sigmask(SIG_BLOCK, &these_, &before_);
+    sigset_t pending;
+    sigpending(&pending);
+    for (int const signal : {SIGPIPE, SIGXFSZ}) {
+      if (sigismember(&pending, signal) == 1) sigdelset(&these_, signal);  // the program's own: stays pending
+    }
   }
   ~Unsignalled() {
     int const error = errno;
@@ -106,7 +111,7 @@ Output::~Output() {
 bool Output::write(std::string_view text) noexcept {
   Uncancelled const uncancelled;
   if (!is_ours()) {
-    // The program has closed it. A file of ours still has its name.
+    // The program has closed the descriptor. A file of our own can be opened again by its path.
     int const again = path_.empty() ? -1 : open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
     if (!identity_.is_of(again)) {
       bool const none_left = again < 0 && !path_.empty() && (errno == EMFILE || errno == ENFILE);
@@ -122,7 +127,7 @@ bool Output::write(std::string_view text) noexcept {
     ssize_t const written = ::write(descriptor_, text.data(), text.size());
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno == EAGAIN) {  // a pipe that the program has made so
+    } else if (errno == EAGAIN) {  // a pipe that the program has made non-blocking
       pollfd one{descriptor_, POLLOUT, 0};
       if (poll(&one, 1, 1000) <= 0) return false;
     } else if (errno != EINTR) {
@@ -143,7 +148,7 @@ void say(std::string const& text) {
 }
 
 std::string decimal(double value, int digits) {
-  char text[400];  // the longest number there is has 309 digits before the point
+  char text[400];  // the longest number has 309 digits before the point
   auto const [end, error] = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits);
   return error == std::errc() ? std::string(text, end) : "?";
 }

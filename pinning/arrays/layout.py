@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shape, strides and addresses, worked out by NumPy.
+"""Shape, strides and addresses, computed by NumPy.
 
-A `Layout` is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without touching what it
-points at, and so must its users: never read an element, nor make a copy.
+A `Layout` is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without accessing that
+memory. Its users must not access it either: never read an element, and never make a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Layout(numpy.ndarray[Any, Any]):
-    """An array that says where elements are, and does not look at them."""
+    """An array that has the addresses of elements, and does not access them."""
 
     def __repr__(self) -> str:
         return f"<Layout of shape {self.shape}, {self.dtype}, strides {self.strides}, at {address_of(self):#x}>"
@@ -32,7 +32,7 @@ class Layout(numpy.ndarray[Any, Any]):
 
 
 class Plan(NamedTuple):
-    """An array that is to be made."""
+    """An array to be made."""
 
     shape: tuple[int, ...]
     dtype: numpy.dtype[Any]
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 
 def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: str = "C") -> Plan:
-    """What `device_array` and its like are asked for. Raises TypeError for a dtype, LayoutError for all else."""
+    """The plan for arguments of `device_array` and its like. Raises TypeError for a type or dtype, else LayoutError."""
     lengths = _integers(shape, "shape")
     steps = None if strides is None else _integers(strides, "strides")
     check_order(order)
@@ -71,20 +71,20 @@ def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: st
 
 
 def plan_like(array: Array) -> Plan:
-    """A new array as `array` is, without gaps, its dimensions in the same order in memory."""
+    """The plan for a new array like `array`, without gaps, its dimensions in the same order in memory."""
     usable_dtype(array.dtype)
     like = numpy.empty_like(array, order="K", subok=False)
     return Plan(like.shape, like.dtype, None if like.flags.c_contiguous else like.strides, "C")
 
 
-def check_order(order: str) -> None:
-    """Refuse an order of indices that is none."""
-    if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
+def check_order(order: str, *others: str) -> None:
+    """Refuse an order of indices other than "C", "F" and `others`."""
+    if not is_one_of(order, "C", "F", *others):
+        raise LayoutError(f"there is no order {describe(order)}; give {' or '.join(map(repr, ('C', 'F', *others)))}")
 
 
 def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
-    """A dtype whose elements are bytes that can be copied."""
+    """A dtype whose elements can be copied as bytes. Raises TypeError for others."""
     try:
         checked = numpy.dtype(dtype)
     except (TypeError, ValueError) as error:
@@ -104,7 +104,7 @@ class _Bytes:
 def layout_at(
     ptr: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], strides: tuple[int, ...] | None, read_only: bool
 ) -> Layout:
-    """The layout of an array that is there already, whose first element is at `ptr`; strides may be negative."""
+    """The layout of an existing array whose first element is at `ptr`; strides may be negative."""
     if strides is None or 0 in shape:
         whole = Plan(shape, dtype, None, "C")
         return whole.laid_out(bytes_at(ptr, whole.nbytes, read_only))
@@ -121,7 +121,7 @@ def bytes_at(ptr: int, size: int, read_only: bool = False) -> Layout:
 
 
 def address_of(array: Array) -> int:
-    """Where its first element is; 0 for an empty array."""
+    """The address of its first element; 0 for an empty array."""
     return array.ctypes.data if array.nbytes else 0
 
 

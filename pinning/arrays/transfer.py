@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the elements of an array on a device get to the host, from the host, and from another device."""
+"""Copies of an array on a device to the host, from the host, and from another device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from pinning.arrays.buffer import run
-from pinning.arrays.layout import Array, address_of, plan_like
+from pinning.arrays.layout import Array, address_of, check_order, plan_like
 from pinning.arrays.move import Side, move
 from pinning.arrays.streams import Stream, queue_of
 from pinning.arrays.view import View, new_view
@@ -45,7 +45,7 @@ def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
 
 
 def put(array: View, source: Array, stream: Stream) -> None:
-    """Copy an array of the host that has the same shape and dtype."""
+    """Copy from an array of the host that has the same shape and dtype."""
     _check_writable(array)
     if not array.nbytes:
         return
@@ -65,12 +65,12 @@ def put(array: View, source: Array, stream: Stream) -> None:
 
 
 def take(array: View, origin: View, stream: Stream) -> None:
-    """Copy an array of a device that has the same shape and dtype."""
+    """Copy from an array on a device that has the same shape and dtype."""
     check_alike(origin._layout, array._layout)
     _check_writable(array)
     if origin.device is not array.device:
         if not (_same_places(origin._layout, array._layout) and _is_compact(array._layout)):
-            put(array, fetch(origin, None, None), stream)  # rows do not go from one vendor's device to another's
+            put(array, fetch(origin, None, None), stream)  # rows cannot be copied from one vendor's device to another's
             return
     elif array.size and numpy.may_share_memory(array._layout, origin._layout):
         origin = copied(origin, "K", stream)
@@ -80,6 +80,7 @@ def take(array: View, origin: View, stream: Stream) -> None:
 
 def copied(array: View, order: str, stream: Stream) -> View:
     """A copy on the same device; see `DeviceArray.copy`."""
+    check_order(order, "K")
     plan = plan_like(array._layout)
     if order != "K":
         plan = plan._replace(strides=None, order=order)
@@ -89,7 +90,7 @@ def copied(array: View, order: str, stream: Stream) -> View:
 
 
 def check_alike(array: Array, wanted: Array) -> None:
-    """Refuse what has another shape or dtype."""
+    """Refuse an array of another shape or dtype."""
     if not isinstance(array, numpy.ndarray):
         raise TypeError(f"ary is a {type(array).__name__}; give a NumPy array, such as numpy.empty({wanted.shape})")
     if array.shape != wanted.shape:
@@ -112,32 +113,32 @@ def _of_host(array: Array) -> Side:
 
 
 def _forwards(array: Array) -> tuple[Any, ...]:
-    """The index that turns round the dimensions which run backwards in memory; applied twice, nothing is changed."""
+    """The index that reverses the dimensions with negative strides; applied twice, it changes nothing."""
     return (*(slice(None, None, -1 if step < 0 else 1) for step in array.strides), ...)
 
 
 def _turned(array: Array, forwards: tuple[Any, ...]) -> Array:
-    """The array with these dimensions turned round; itself if there are none, for copies know it again."""
+    """The array with these dimensions reversed; itself if there are none, because copies recognize it again."""
     return array[forwards] if any(index is not ... and index.step == -1 for index in forwards) else array
 
 
 def _is_compact(array: Array) -> bool:
-    """Whether the elements follow one another, in whatever order of dimensions, none of which runs backwards."""
+    """Whether the elements are contiguous, in any order of dimensions, without negative strides."""
     return _same_places(array, numpy.empty_like(array, order="K", subok=False))
 
 
 def _same_places(array: Array, other: Array) -> bool:
-    """Whether two arrays of one shape have the elements at the same places."""
+    """Whether two arrays of one shape have their elements at the same offsets."""
     steps = zip(array.shape, array.strides, other.strides, strict=True)
     return all(length == 1 or step == wanted for length, step, wanted in steps)
 
 
 def _pattern(array: Array) -> bytes:
-    """The 1, 2 or 4 bytes of which all of an array consists that repeats one element; else nothing."""
+    """The 1, 2 or 4 bytes whose repetition is the whole array, if that repeats one element; otherwise empty."""
     if not array.ndim or any(step for length, step in zip(array.shape, array.strides, strict=True) if length > 1):
         return b""
     first: tuple[Any, ...] = (*(0,) * array.ndim, ...)
-    element: bytes = array[first].tobytes()  # of an array: a scalar's would be in this machine's order
+    element: bytes = array[first].tobytes()  # of an array: a scalar's bytes would be in this machine's order
     for size in (1, 2, 4):
         if len(element) % size == 0 and element == element[:size] * (len(element) // size):
             return element[:size]

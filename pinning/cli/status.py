@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes have locked, as their status pages tell: ``<pinning/status_page.hpp>`` says what these are."""
+"""What processes have locked, read from their status pages: see ``<pinning/status_page.hpp>``."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ PATHS = ("direct", "staged", "lock", "plain", "small")
 
 
 class NoStatusError(Exception):
-    """A process has no page that can be read; the text says why, and what would help."""
+    """A process has no readable status page; the message says why, and what would help."""
 
 
 class Locked(NamedTuple):
-    """A range that is locked."""
+    """A locked range."""
 
     device: str
     start: int  # address
     size: int  # bytes
     idle: bool  # a cached registration, with no lock
-    registrations: int  # how many it consists of: pieces, or ranges side by side
+    registrations: int  # how many it consists of: pieces, or adjacent ranges
     since: float  # seconds since 1970
-    owner: str  # the type of what was locked; empty where it was not given
-    site: str  # where in the program; empty unless that runs with PINNING_TRACE=1
+    owner: str  # the type of the locked object; empty if not given
+    site: str  # where in the program it was locked; empty unless that runs with PINNING_TRACE=1
 
 
 class Used(NamedTuple):
-    """The process's budget; bytes."""
+    """The budget of a process, in bytes."""
 
-    limit: int | None  # how many may be locked; None where there is no limit
-    used: int  # how many are, or are being locked: of all devices and maps, with what is idle
+    limit: int | None  # how many may be locked; None: no limit
+    used: int  # locked or being locked, on all devices and maps; idle ones included
     idle: int  # registered and not locked
-    external: int  # pinned by others, as far as maps know
-    idle_limit: int | None  # how many may be idle; None where there is no limit of their own
+    external: int  # pinned by other libraries, as far as maps know
+    idle_limit: int | None  # how many may be idle; None: no separate limit
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Status:
     command: str
     time: float  # when it was read; seconds since 1970
     since: float  # when the process first locked something
-    locked: int  # bytes that vendors have locked, of all devices; with what is idle
+    locked: int  # bytes that vendors have locked, on all devices; idle ones included
     budget: Used
-    registrations: int  # how many there have been, those that are over too
-    unlisted: int  # how many of those held do not stand in `ranges`
-    moved: dict[str, int]  # bytes copied so far, by path: counted when submitted, those of files when moved
-    by_peers: int  # of these, the bytes that went over the links of peers
+    registrations: int  # how many were made so far, ended ones included
+    unlisted: int  # how many of those held are missing in `ranges`
+    moved: dict[str, int]  # bytes copied so far, by path: counted at submission; for files, when moved
+    by_peers: int  # of these, the bytes that went over peers' links
     ranges: list[Locked]  # by device and address
 
 
 def status_of(pid: int) -> Status:
-    """What a process has locked, by its page: also where it hangs.
+    """What a process has locked, read from its status page; works for a hung process too.
 
     Raises
     ------
@@ -73,6 +73,8 @@ def status_of(pid: int) -> Status:
         There is no such process, it is another user's, or it has locked nothing yet.
     """
     page = _page_of(pid)
+    if not any(page[: _HEAD.size]):  # the process is making it
+        raise _nothing_locked(pid)
     magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
     if magic != _MAGIC or version != _VERSION:
         raise NoStatusError(f"process {pid} runs a version of pinning whose status page this one cannot read")
@@ -95,7 +97,7 @@ def status_of(pid: int) -> Status:
 
 
 def all_status() -> list[Status]:
-    """Of all processes whose page can be read, by their number."""
+    """The status of each process with a readable page, by PID."""
     found = []
     for pid in sorted(int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()):
         with suppress(NoStatusError):
@@ -113,10 +115,7 @@ def _descriptor(pid: int) -> Path:
         raise NoStatusError(f"there is no process {pid}") from None
     except PermissionError:
         raise _hidden(pid) from None
-    raise NoStatusError(
-        f"process {pid} has locked nothing with pinning so far, has closed its descriptors, or runs with "
-        "PINNING_STATUS=0"
-    )
+    raise _nothing_locked(pid)
 
 
 def _page_of(pid: int) -> bytes:
@@ -127,6 +126,13 @@ def _page_of(pid: int) -> bytes:
         raise NoStatusError(f"process {pid} has ended") from None
     except PermissionError:
         raise _hidden(pid) from None
+
+
+def _nothing_locked(pid: int) -> NoStatusError:
+    return NoStatusError(
+        f"process {pid} has locked nothing with pinning so far, has closed its descriptors, or runs with "
+        "PINNING_STATUS=0"
+    )
 
 
 def _hidden(pid: int) -> NoStatusError:
@@ -143,7 +149,7 @@ def _hidden(pid: int) -> NoStatusError:
 
 def _command(pid: int) -> str:
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()  # `python -c` has lines in it
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()  # `python -c` has line breaks
         return b" ".join(words).decode(errors="replace")
     return ""
 
@@ -161,7 +167,7 @@ def _locked(start: int, size: int, since: int, device: bytes, idle: bool, owner:
 
 
 def _joined(ranges: list[Locked]) -> list[Locked]:
-    """Pieces of one lock as one range."""
+    """Join the pieces of each lock into one range."""
 
     joined: list[Locked] = []
     for each in ranges:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large copies over several links: a part goes directly, others through blocks on peers that have buses of their own.
 
-What is copied is a `Divisible`: memory of the host here, parts of a file in `pinning.files`.
+A copy here is a `Divisible`: of host memory in this module, of parts of a file in `pinning.files`.
 
-All of a copy is in the vendor's queues when it is submitted, and what waits there waits for events that were recorded
-before. So whatever else the devices have to do, it ends: docs/design/staging.md.
+When a copy has been submitted, all of it is in the vendor's queues, and waits there only for events that were recorded
+before. So it completes, whatever else the devices do: docs/design/staging.md.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from pinning.runtime import process
 
 MIB = 1 << 20
 DIVIDED_FROM = 64 * MIB
-LEAST_SHARE = 16 * MIB  # of one link: below, to come by a peer takes longer than it saves
-BLOCKS = 4  # on a peer, in turns
+LEAST_SHARE = 16 * MIB  # of one link: for less, the way through a peer takes longer than it saves
+BLOCKS = 4  # on a peer, used in turn
 LARGEST_BLOCK = 16 * MIB  # two of 8 MiB move as much, four of 4 MiB a tenth less
-HEAD_START = 8 * MIB  # what the device's own link moves before the first piece of a peer has gone both its legs
-ROUND = 128 * MIB  # of one link, where the caller waits: 2.5 ms, and two are under way
+HEAD_START = 8 * MIB  # what the device's own link moves until the first piece through a peer has arrived
+ROUND = 128 * MIB  # of one link, if the caller waits: 2.5 ms, and two are in progress
 POOL_BYTES = BLOCKS * LARGEST_BLOCK
 
-_REFUSALS = (VendorError, MemoryError, PinningError)  # of a peer, without which it goes on
+_REFUSALS = (VendorError, MemoryError, PinningError)  # of a peer; the copy goes on without it
 
 
 class Way:
     """The way of a device's copies through one peer: a queue over the peer's bus, one over the link between the two.
 
-    The device itself copies over the link: its memory may be such that only its own context reaches it, as torch's
-    expandable segments are, while the blocks on the peer are always within reach.
+    The device itself copies over the link: some of its memory, such as torch's expandable segments, can be reached only
+    from its own context, while it can always reach the blocks on the peer.
     """
 
     def __init__(self, device: MemoryDevice, peer: MemoryDevice) -> None:
@@ -52,7 +52,7 @@ class Way:
         self.bus, self.link = Queue(peer, links="own"), Queue(device, links="own")
         self.bus.lend()
         self.link.lend()
-        self.user: int | None = None  # the id of the queue whose copies go here
+        self.user: int | None = None  # the id of the queue whose copies use this way
 
     def is_free_for(self, queue: Queue) -> bool:
         return self.user == id(queue) or self.is_idle()
@@ -62,12 +62,12 @@ class Way:
 
     def synchronize(self) -> None:
         for each in (self.bus, self.link):
-            with suppress(Exception):  # what failed here is done directly, or fails the copy
+            with suppress(Exception):  # what failed here is copied directly, or makes the copy fail
                 each.synchronize()
 
     def close(self) -> None:
         for each in (self.bus, self.link):
-            with suppress(Exception):  # the peer is lost, and takes it along
+            with suppress(Exception):  # the peer is lost, and the queue with it
                 each.close()
 
 
@@ -84,18 +84,18 @@ class Divisible(Protocol[_C]):
     path: CopyPath
     reason: str
     to_device: bool
-    is_divided: bool  # if there are peers
-    steps: Sequence[Step]  # all of it, in order; no piece has bytes of two
+    is_divided: bool  # whether it is, if there are peers
+    steps: Sequence[Step]  # of all of it, in order; no piece has bytes of two steps
     keep: tuple[object, ...]
 
     def submit(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event]) -> Event:
-        """Submit parts; the device's end of each is of the device of the queue."""
+        """Submit parts; the device's end of each is memory of the queue's device."""
 
     def submit_all(self, queue: Queue, waits: Iterable[Event]) -> _C:
-        """Submit all of it as one copy, with its path and its reason."""
+        """Submit all of it as one undivided copy, with its path and its reason."""
 
     def make_event(self) -> _C:
-        """The event of all of it, to be submitted."""
+        """Make the event of the whole copy, to be submitted."""
 
 
 class Memory:
@@ -103,7 +103,7 @@ class Memory:
 
     def __init__(self, to: End, origin: End, size: int, queue: Queue, early: bool) -> None:
         self._device, self._early = queue.device, early
-        self._work = _planned(to, origin, size, queue, early)  # which holds the locks of all that is locked
+        self._work = _planned(to, origin, size, queue, early)  # holds the locks of all locked memory
         plan = self._work.plan()
         self.path, self.reason = plan.path, plan.reason
         self.steps: Sequence[Step] = plan.steps
@@ -133,19 +133,19 @@ class Memory:
 
 @dataclass
 class _Divided:
-    """A copy that is divided, in its queue."""
+    """A divided copy and its queue."""
 
     whole: Divisible[Copy]
     queue: Queue
     start: Event
 
     def directly(self, begin: int, end: int) -> Event:
-        """A part of it in its own queue."""
+        """Submit a part to the queue of the copy."""
         waits = () if self.queue.order == "in_order" else (self.start,)
         return self.whole.submit(self.queue, list(steps_within(self.whole.steps, begin, end)), waits)
 
     def through(self, way: Way, begin: int, end: int, events: list[Event]) -> Iterator[None]:
-        """Submit [begin, end) by way of a peer, one piece each time; directly what that refuses."""
+        """Submit [begin, end) through a peer, one piece each time; directly, what the peer refuses."""
         share = end - begin
         largest = -(-share // -(-share // LARGEST_BLOCK))
         done, memory = begin, None
@@ -154,8 +154,8 @@ class _Divided:
             pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
             memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
             if ready.error is not None:
-                # Another queue's copy took the block meanwhile. The allocation keeps the error: to raise it here would
-                # make a cycle with these frames, and keep what the copy has locked until the garbage collector comes.
+                # Another queue's copy took the block meanwhile. The allocation keeps the error: raising it here would
+                # make a cycle with these frames, which would keep the copy's locks until the garbage collector runs.
                 events.append(self.directly(begin, end))
                 return
             way.user = id(self.queue)
@@ -169,7 +169,7 @@ class _Divided:
             way.bus.free(memory, wait_for=(emptied[-1],))
             events.append(emptied[-1])
         except _REFUSALS:
-            way.synchronize()  # so that nothing of it comes later than what is done anew
+            way.synchronize()  # so that nothing of it arrives after what is copied again
             _ways.pop((self.queue.device.name, way.peer.name), None)
             if memory is not None:
                 with suppress(Exception):
@@ -177,13 +177,13 @@ class _Divided:
             try:
                 if emptied:
                     emptied[-1].wait()
-            except _REFUSALS:  # it is not known which of the others have arrived
+            except _REFUSALS:  # it is not known which of the other pieces have arrived
                 done = begin
             if done < end:
                 events.append(self.directly(done, end))
 
     def _by_block(self, way: Way, block: int, piece: Step, waits: tuple[Event, ...]) -> Event:
-        """Submit both legs of a piece; the event of the second."""
+        """Submit both copies of a piece, over bus and link; returns the event of the second."""
         if self.whole.to_device:
             filled = self.whole.submit(way.bus, [piece._replace(dst=block)], waits)
             return way.link.submit(_copies(piece._replace(src=block)), (filled,))
@@ -192,7 +192,7 @@ class _Divided:
 
 
 def steps_within(steps: Iterable[Step], begin: int, end: int, largest: int | None = None) -> Iterator[Step]:
-    """The parts of steps that are bytes [begin, end) of the copy, none larger than that."""
+    """The parts of steps that are bytes [begin, end) of the copy, each of at most `largest` bytes."""
     at = 0
     for step in steps:
         first, last = max(at, begin) - at, min(at + step.size, end) - at
@@ -204,7 +204,7 @@ def steps_within(steps: Iterable[Step], begin: int, end: int, largest: int | Non
 
 
 def ways_of(queue: Queue) -> tuple[Way, ...]:
-    """The peers by way of which a copy that is submitted now goes as well."""
+    """The ways through peers that a copy submitted now uses as well."""
     links = queue.links
     if links is None:
         asked = costs.links
@@ -216,7 +216,7 @@ def ways_of(queue: Queue) -> tuple[Way, ...]:
     ways: list[Way] = []
     for peer in peers_of(queue.device) if isinstance(links, str) else links:
         key = queue.device.name, peer.name
-        with suppress(*_REFUSALS):  # it is lost, or has no memory left: it does without
+        with suppress(*_REFUSALS):  # the peer is lost, or has no memory left: copies do without it
             way = _ways.get(key)
             if (way is None or way.is_free_for(queue)) and pending.is_idle(peer):
                 ways.append(way or _ways.setdefault(key, Way(queue.device, peer)))
@@ -226,8 +226,8 @@ def ways_of(queue: Queue) -> tuple[Way, ...]:
 def divided(
     whole: Divisible[_C], size: int, queue: Queue, wait_for: Iterable[Event], ways: tuple[Way, ...]
 ) -> _C | None:
-    """A copy over several links; None where it goes over one."""
-    ways = ways[: (size - HEAD_START) // LEAST_SHARE - 1]
+    """Submit a copy over several links; None if it uses only one."""
+    ways = _with_share(ways, size)
     if not ways or not whole.is_divided:
         return None
     of_queue = _Divided(whole, queue, queue.submit(None, wait_for, whole.keep))
@@ -239,7 +239,7 @@ def divided(
             of_queue.through(way, begin, end, events)
             for way, begin, end in zip(ways, borders, borders[1:], strict=False)
         ]
-        while lines:  # in turns, so that all links begin at once
+        while lines:  # in turn, so that all links begin at once
             lines = [line for line in lines if next(line, lines) is None]
     except BaseException:
         with suppress(Exception):  # the first error says more
@@ -255,14 +255,14 @@ def divided(
 def copy_divided(
     to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, ways: tuple[Way, ...]
 ) -> Copy | None:
-    """A copy of memory over several links; None where it goes over one."""
+    """Submit a copy of memory over several links; None if it uses only one."""
     return divided(Memory(to, origin, size, queue, early), size, queue, wait_for, ways)
 
 
 class Rounds:
-    """Copies for which the caller waits, of which little is under way at a time: a peer that gets work is let go soon.
+    """Copies for which the caller waits, with little in progress at a time, so that a peer that gets work is soon free.
 
-    What fails on a peer is done again directly.
+    What fails on a peer is copied again directly.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -272,7 +272,7 @@ class Rounds:
         self._reasons: list[str] = []
 
     def add(self, part: Callable[[int, int], Divisible[Copy]], size: int, wait_for: Iterable[Event] = ()) -> None:
-        """One more copy; `part` makes the copy of some of its bytes: from where, and how many."""
+        """Add a copy; `part` makes the copy of some of its bytes, given the first one and their number."""
         at = 0
         while at < size:
             ways = ways_of(self._queue)
@@ -295,7 +295,7 @@ class Rounds:
         return [copy for copy, _ in self._under_way]
 
     def describe(self, copy: Copy) -> None:
-        """Have a copy say how all went."""
+        """Set the path and the reason of a copy to those of all rounds."""
         copy.path, copy.reason = slowest(self._paths), max(self._reasons, key=lambda reason: " over " in reason)
 
     def _settle(self) -> None:
@@ -308,7 +308,7 @@ class Rounds:
 
 
 def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool) -> Copy:
-    """A copy of memory for which the caller waits."""
+    """Copy memory in rounds, and wait for them."""
 
     def part(at: int, count: int) -> Memory:
         return Memory(_part(to, at, count), _part(origin, at, count), count, queue, early)
@@ -322,8 +322,8 @@ def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iter
 
 
 def explained(plan: Plan, size: int, queue: Queue) -> Plan:
-    """The same plan, which also says over how many links it would go now."""
-    ways = ways_of(queue)[: (size - HEAD_START) // LEAST_SHARE - 1]
+    """The same plan, with a reason that also tells how many links it would use now."""
+    ways = _with_share(ways_of(queue), size)
     return replace(plan, reason=reason_over(plan, queue, ways)) if ways and _is_divided(plan) else plan
 
 
@@ -333,7 +333,7 @@ def reason_over(plan: Plan | Divisible[Copy], queue: Queue, ways: tuple[Way, ...
 
 
 def trim() -> int:
-    """Give the queues and the blocks on peers back that no copy uses now; returns the bytes of these."""
+    """Give back queues and blocks on peers that no copy uses now; returns the bytes of the blocks."""
     for key, way in list(_ways.items()):
         if way.is_idle() and _ways.pop(key, None) is way:
             way.close()
@@ -352,8 +352,13 @@ def _is_divided(plan: Plan) -> bool:
     return plan.to_device is not None and plan.reason_code in (Reason.LOCKED, Reason.LARGE)
 
 
+def _with_share(ways: tuple[Way, ...], size: int) -> tuple[Way, ...]:
+    """The ways for which `size` bytes suffice: each link moves LEAST_SHARE or more."""
+    return ways[: max(0, (size - HEAD_START) // LEAST_SHARE - 1)]
+
+
 def _borders(size: int, device: MemoryDevice, ways: tuple[Way, ...]) -> list[int]:
-    """Where the share of each link ends; they are as large as the buses are fast."""
+    """Where the share of each link ends; shares are in proportion to the rates of the buses."""
     rates = [rate_of(getattr(each, "pci_address", None)) for each in (device, *(way.peer for way in ways))]
     known = [rate for rate in rates if rate is not None]
     parts = known if len(known) == len(rates) else [1] * len(rates)

@@ -38,35 +38,35 @@ def save_file(
 ) -> None:
     """Save tensors of devices and the host as a safetensors file.
 
-    Those of a device go through pinned blocks, from where threads write the file; no more of the host's memory is used
-    than these. The file is written beside `path` and renamed when it is whole: before that, what is at `path` stays.
+    Tensors on a device are copied to pinned blocks, from which threads write the file; no other host memory is used.
+    The file is written beside `path` and renamed when it is complete; until then `path` is unchanged.
 
     Parameters
     ----------
     tensors : mapping of str to tensor
-        ``torch.Tensor``, ``cupy.ndarray``, ``numpy.ndarray``, `pinning.arrays.DeviceArray`, or what `load_file` gives
-        as "dlpack"; contiguous. What their devices have still to do is waited for.
+        ``torch.Tensor``, ``cupy.ndarray``, ``numpy.ndarray``, `pinning.arrays.DeviceArray`, or "dlpack" tensors of
+        `load_file`; contiguous. Waits for all pending work of their devices.
     path : path-like
     metadata : mapping of str to str, optional
     fsync : bool
-        Whether to wait until the disk has the file.
+        Whether to wait until the file is on the disk.
 
     Raises
     ------
     LayoutError
-        A tensor is not contiguous, or of no whole number of bytes; or two of torch share memory: in the file they would
-        be two, and as large as both.
+        A tensor is not contiguous, or not a whole number of bytes; or two torch tensors share memory, which the file
+        would contain twice.
     TypeError
-        A value is no tensor, or of a dtype that the format has not; a name or what is in the metadata is no string.
+        A value is not a tensor, or has a dtype that the format lacks; a name or an item of metadata is not a string.
     FileFormatError
-        A name, or what is in the metadata, cannot be in a file: it has half a letter in it (a lone surrogate).
+        A name, or a string of the metadata, contains an unpaired surrogate, which UTF-8 cannot encode.
     OSError
-        The file cannot be written; `FileError` where that is found while threads write it, such as a full disk, or
-        where something that is no regular file is at `path`.
+        The file cannot be written; `FileError` if that is found while threads write it, such as a full disk, or if
+        `path` is not a regular file.
     VendorError
         A device refused.
 
-    After an error, or Ctrl-C, nothing new is at `path`, and nothing beside it.
+    After an error, or Ctrl-C, `path` is unchanged, and no file is left beside it.
     """
     saving = _Saving(tensors, path, metadata, fsync)
     try:
@@ -87,31 +87,30 @@ def save_file_async(
     fsync: bool = False,
     arena: Arena | None = None,
 ) -> Event:
-    """`save_file`, which returns as soon as the tensors may be written again; threads go on with the file.
+    """`save_file`, but return as soon as the tensors may be modified again; threads continue to write the file.
 
-    What is on a device is copied into locked memory of an arena, as far as that has room; the rest of it, and tensors
-    of the host, are written before this returns. The first save of a size has to lock that memory; later ones find it.
+    Tensors on a device are copied into locked memory of an arena, as far as it has room; the rest, and tensors on the
+    host, are written before the call returns. The first save of a size has to lock that memory; later ones reuse it.
 
     Parameters
     ----------
     tensors, path, metadata, fsync
         As for `save_file`.
     arena : Arena, optional
-        Where the copies are until they are written. By default one for each device, which this keeps: it grows to what
-        the largest save needs, and to a quarter of the free memory at most. `pinning.files.trim_snapshots` gives these
-        back.
+        The arena for the copies until they are written. By default one per device, which is kept: it grows to what the
+        largest save needs, but at most to a quarter of the free memory. `pinning.files.trim_snapshots` frees these.
 
     Returns
     -------
     Event
-        Over once the file is at `path`. It fails with what `save_file` raises, such as `FileError` where the disk is
-        full; what was at `path` is there then. If it is dropped, the file is written all the same, and an error goes to
-        `sys.unraisablehook`. The end of the program waits for it. In a child of fork it is the parent's.
+        Complete once the file is at `path`. It fails with the errors of `save_file`, such as `FileError` if the disk is
+        full; `path` is then unchanged. If it is dropped, the file is still written, and an error goes to
+        `sys.unraisablehook`. The exit of the program waits for it. In a forked child it belongs to the parent.
 
     Raises
     ------
     Exception
-        What `save_file` raises, as far as it is found by then. Ctrl-C ends the save.
+        The errors of `save_file` that are found before the call returns. Ctrl-C ends the save.
     """
     saving = _Saving(tensors, path, metadata, fsync)
     blocks: list[ArenaAllocation] = []
@@ -146,7 +145,7 @@ def save_file_async(
 
 
 def _complete(saving: _Saving, blocks: list[ArenaAllocation], over: threading.Event) -> None:
-    """In the queue's turn, behind what is written."""
+    """Called by the queue, after the writes."""
     try:
         saving.check()
         saving.complete()
@@ -161,11 +160,11 @@ def _complete(saving: _Saving, blocks: list[ArenaAllocation], over: threading.Ev
 
 def _free(blocks: Iterable[ArenaAllocation]) -> None:
     for block in blocks:
-        with suppress(PinningError):  # it is freed when it is dropped, and says so then
+        with suppress(PinningError):  # it is freed when it is dropped, with a warning
             block.free()
 
 
-_pending: set[threading.Event] = set()  # of saves that go on
+_pending: set[threading.Event] = set()  # of saves in progress
 
 
 def _at_exit() -> None:
@@ -174,12 +173,12 @@ def _at_exit() -> None:
             over.wait()
 
 
-at_fork(Subsystem.FILES, _pending.clear)  # those are the parent's
+at_fork(Subsystem.FILES, _pending.clear)  # they belong to the parent
 at_exit(Subsystem.FILES, _at_exit)
 
 
 class _Saving:
-    """A file that is being written beside where it will be."""
+    """A file that is being written beside its final path."""
 
     def __init__(
         self, tensors: Mapping[str, Any], path: AnyPath, metadata: Mapping[str, str] | None, fsync: bool
@@ -198,21 +197,21 @@ class _Saving:
         written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
         self.parts = _parts(written, sources)
         self._copies: list[FileCopy] = []
-        # A name has 255 bytes, whatever their letters.
+        # A file name is limited to 255 bytes, not characters.
         stem = os.fsencode(self._target.name)[:100].decode("utf-8", "ignore")
         self._beside = self._target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
         self._written = written
         self._file: OpenFile | None = None
 
     def begin(self) -> None:
-        """Make the file. The caller discards it where this fails, at whatever moment Ctrl-C comes."""
+        """Create the file. The caller discards it if this fails, or Ctrl-C ends it at any point."""
         self._file = OpenFile(self._beside, create=True)
-        # Where the disk is waited for, its page cache would be one copy more.
+        # If the disk is waited for, the page cache would only add a copy.
         self._file.prepare_to_write(self._written.nbytes, self._fsync)
         _write_all(self._file, self._written.text)
 
     def write(self, groups: Iterable[Parts], queue: Queue | None = None) -> list[FileCopy]:
-        """Have threads write parts of it: their copies."""
+        """Let threads write parts of the file; returns their copies."""
         assert self._file is not None
         begun: list[FileCopy] = []
         for device, ranges, owners in groups:
@@ -223,7 +222,7 @@ class _Saving:
         return begun
 
     def check(self) -> None:
-        """Raises FileError where something could not be written, without a call of the vendor."""
+        """Raise FileError if something could not be written. Makes no vendor call."""
         for copy in self._copies:
             copy.check_moved()
 
@@ -247,10 +246,10 @@ class _Saving:
 
     def _name(self, error: BaseException) -> None:
         if isinstance(error, OSError) and str(error.filename) == str(self._beside):
-            error.filename = str(self._target)  # what the caller has named
+            error.filename = str(self._target)  # the path that the caller gave
 
     def give_up(self, error: BaseException) -> None:
-        """`discard`, and wait until no memory of it is read any more."""
+        """`discard`, and wait until its memory is no longer being read."""
         self.discard(error)
         for copy in self._copies:
             with suppress(Exception):
@@ -258,7 +257,7 @@ class _Saving:
 
 
 class _Source(NamedTuple):
-    """A tensor as the format has it; its end is None where it has no elements."""
+    """A tensor in terms of the format; `end` is None if it has no elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -268,7 +267,7 @@ class _Source(NamedTuple):
 
 
 def _target(path: AnyPath) -> Path:
-    target = Path(os.path.realpath(path_name(path)))  # where a link points to
+    target = Path(os.path.realpath(path_name(path)))  # the target of a link
     if target.exists() and not target.is_file():
         raise FileError(errno.EINVAL, "it is not a regular file, and would be replaced by one", str(target))
     return target
@@ -289,7 +288,7 @@ def _source(name: Any, tensor: Any) -> _Source:
     if dtype is None or is_contiguous is None:
         raise TypeError(f"{named} is {describe(tensor)}; it must be an array or a tensor, such as numpy.asarray of it")
     shape = tuple(int(length) for length in tensor.shape)
-    # ml_dtypes gives NumPy the types that torch has beside NumPy's, by the same names.
+    # ml_dtypes adds to NumPy the types that only torch has, with the same names.
     name = NAMES_OF_NUMPY.get(numpy.dtype(dtype)) or NAMES_OF_TORCH.get(f"torch.{dtype}")
     if name is None:
         raise TypeError(
@@ -316,15 +315,15 @@ def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
         raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to save")
     if not tensor.is_contiguous():
         raise _scattered(named)
-    bare = tensor.detach().resolve_conj().resolve_neg()  # another tensor of those bytes, unless they stand for others
+    bare = tensor.detach().resolve_conj().resolve_neg()  # of the same bytes, unless its conj or neg bit is set
     nbytes = bare.numel() * bare.element_size()
     if name == "F4" and shape:
-        shape = (*shape[:-1], 2 * shape[-1])  # torch has pairs of these
+        shape = (*shape[:-1], 2 * shape[-1])  # torch stores pairs of these
     return _Source(name, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare, True)
 
 
 def _refuse_shared(sources: Mapping[str, _Source]) -> None:
-    """As the format's own library does with torch's tensors: models tie some, and a file cannot tell of that."""
+    """As safetensors does for torch's tensors: models tie some, which a file cannot express."""
     places = [(id(each.end.device), each.end.ptr, each.end.ptr + (each.end.size or 0), name)
               for name, each in sources.items() if each.of_torch and each.end is not None]  # fmt: skip
     for (device, _, end, name), (other_device, start, _, other) in pairwise(sorted(places)):
@@ -340,8 +339,9 @@ def _scattered(named: str) -> LayoutError:
 
 
 def _parts(written: Written, sources: Mapping[str, _Source]) -> list[Parts]:
-    """What is written from where, by device, whose work is over by then."""
+    """The parts to write, by device. Waits for each device's work."""
     groups: dict[int, Parts] = {}
+    idle: set[int] = set()  # devices that have been waited for, the host among them
     for name, begin in written.begins.items():
         source = sources[name]
         if source.end is None:
@@ -351,8 +351,9 @@ def _parts(written: Written, sources: Mapping[str, _Source]) -> list[Parts]:
         if source.end.size != expected:
             raise InvalidRangeError(f"the tensor {name!r} has {source.end.size} bytes, and by its shape {expected}")
         place = None if is_host(device) else device
-        if device is not None and id(place) not in groups:
+        if device is not None and id(device) not in idle:
             device.synchronize()
+            idle.add(id(device))
         group = groups.setdefault(id(place), Parts(place, [], []))
         group.ranges.append((begin, source.end.ptr, expected))
         group.owners.extend((source.owner, source.end.owner))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a device's tensors in locked memory, for as long as a file is written from there."""
+"""Copies of a device's tensors in locked memory, kept while a file is written from there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pinning.plugin import MemoryDevice
 from pinning.queues import Event, default_queue
 from pinning.runtime.per_device import PerDevice
 
-_SHARE = 4  # of the free memory a quarter
-_LEAST = 1 << 20  # bytes; to hold less than that is not worth a copy
+_SHARE = 4  # a quarter of the free memory
+_LEAST = 1 << 20  # bytes; less is not worth a copy
+_PADDING = 64  # bytes that aligning an allocation at the end of an arena may take
 Range = tuple[int, int, int]
 
 
 class Parts(NamedTuple):
-    """What is written of one device's memory, None: the host's: offset in the file, address and bytes; its owners."""
+    """Parts of one device's memory (None: the host's) to write: offset in the file, address, bytes; their owners."""
 
     device: MemoryDevice | None
     ranges: list[Range]
@@ -30,7 +31,7 @@ class Parts(NamedTuple):
 
 
 class _Kept:
-    """The arena of a device, made when it is needed first, and anew in a child of fork."""
+    """The arena of a device, made when it is first needed, and anew in a forked child."""
 
     def __init__(self, device: MemoryDevice) -> None:
         self._device = device
@@ -49,9 +50,9 @@ _kept: PerDevice[_Kept] = PerDevice(_Kept)
 def snapshot(
     parts: Parts, arena: Arena | None, blocks: list[ArenaAllocation], copies: list[Event]
 ) -> tuple[list[Range], Parts]:
-    """Begin to copy as much as an arena has room for: where that is then, and what is left.
+    """Begin to copy as much as an arena has room for; returns where that will be, and the rest.
 
-    Blocks of the arena and copies are added one by one, for the caller has to let go of them also after an error.
+    Blocks of the arena and copies are appended one by one, because the caller has to release them after an error too.
     """
     held: list[Range] = []
     left = list(parts.ranges)
@@ -63,7 +64,7 @@ def snapshot(
             if block is None:
                 break
             blocks.append(block)
-            chosen.wait()  # what is copied there is locked then
+            chosen.wait()  # until the block is locked
             taken, left = _split(left, block.nbytes)
             at, to, sources, sizes = block.ptr, [], [], []
             for begin, ptr, size in taken:
@@ -74,13 +75,13 @@ def snapshot(
                 at += size
             dsts, srcs = (numpy.asarray(each, numpy.uint64) for each in (to, sources))
             copies.append(copy_batch_async(dsts, srcs, sizes, default_queue(parts.device)))
-    except (LockLimitError, PoolLimitError):  # it is written from where it is
+    except (LockLimitError, PoolLimitError):  # the rest is written from where it is
         pass
     return held, Parts(parts.device, left, parts.owners)
 
 
 def _block(arena: Arena, wanted: int) -> ArenaAllocation | None:
-    room = max(arena.largest_available, arena.maximum - arena.nbytes)
+    room = max(arena.largest_available, arena.maximum - arena.nbytes - _PADDING)
     size = min(wanted, arena.largest_available if arena.largest_available >= _LEAST else room)
     if size < min(wanted, _LEAST):
         return None
@@ -88,7 +89,7 @@ def _block(arena: Arena, wanted: int) -> ArenaAllocation | None:
 
 
 def _split(ranges: list[Range], nbytes: int) -> tuple[list[Range], list[Range]]:
-    """The first bytes of ranges, and the others."""
+    """The first `nbytes` bytes of ranges, and the rest."""
     taken: list[Range] = []
     for i, (begin, ptr, size) in enumerate(ranges):
         if size > nbytes:
@@ -100,12 +101,12 @@ def _split(ranges: list[Range], nbytes: int) -> tuple[list[Range], list[Range]]:
 
 
 def trim_snapshots() -> int:
-    """Give the locked memory back that `save_file_async` keeps and no save uses now.
+    """Free the locked memory that `save_file_async` keeps and that no save uses now.
 
     Returns
     -------
     int
-        How many bytes.
+        The number of bytes freed.
     """
     freed = 0
     for each in [found for slot in list(_kept.by_id.values()) if (found := slot()) is not None]:

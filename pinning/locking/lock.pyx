@@ -52,7 +52,7 @@ cdef extern from *:
     #include <map>
     #include <tuple>
 
-    // The locks that are held, borrowed, to be found by what they lock: by their bytes, and by their region.
+    // The locks that are held (borrowed references), by their bytes and by their region.
     class OpenLocks {
      public:
       using Word = std::uint64_t;
@@ -73,7 +73,7 @@ cdef extern from *:
       PyObject* of_bytes(void const* map, Word ptr, Word size, Word before) { return last(by_bytes_, {map, ptr, size, before}); }
       PyObject* of_region(void const* map, Word region, Word before) { return last(by_region_, {map, region, 0, before}); }
 
-      // One that has any of these bytes.
+      // A lock of any of these bytes.
       PyObject* within(void const* map, Word ptr, Word size) {
         for (auto each = by_bytes_.lower_bound({map, ptr + size, 0, 0}); each != by_bytes_.begin();) {
           auto const& [of, start, length, serial] = (--each)->first;
@@ -105,20 +105,20 @@ cdef extern from *:
 
 
 cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value is the file of the OpenMP tool's trace
-cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
+cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed: locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
 cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
-cdef object reports = None  # of the plugins, for which `default_map` holds
+cdef object reports = None  # of the plugins, for which `default_map` is valid
 cdef PinnedMap default_map = None
-cdef dict loaded = devices.loaded  # the plugins for which `named` holds
+cdef dict loaded = devices.loaded  # the plugins for which `named` is valid
 cdef dict named = {}
 
 
 cdef PinnedMap map_of(object device):
-    """`pinned_map`, without looking through the devices every time."""
+    """`pinned_map`, without a search of the devices every time."""
     global reports, default_map, loaded
     cdef PyObject* cached
     if device is not None and not isinstance(device, str):
@@ -143,7 +143,7 @@ cdef PinnedMap map_of(object device):
 
 
 cdef bint range_at(object buffer, object size, Bytes* found) except -1:
-    """The same where no owner is needed; an address by itself is one byte. False for a range that is nowhere."""
+    """The bytes of a buffer, without an owner; a bare address is one byte by default. False if not in [0, 2**64)."""
     cdef bint address = kind_of(buffer).address
     if not address:
         host_memory_of(buffer, size, found)
@@ -158,7 +158,7 @@ cdef bint range_at(object buffer, object size, Bytes* found) except -1:
     return True
 
 
-LEAST = 16 << 20  # bytes of a piece: below that a call's own time shows
+LEAST = 16 << 20  # bytes of a piece: below that, the overhead of a call shows
 STALL_MS = 3.0
 
 
@@ -241,12 +241,12 @@ cdef class Lock(Hold):
         if not Hold.give_up(self):
             return False
         self.leave()
-        owner = self.owner  # replaced before it goes: see docs/concurrency.md
+        owner = self.owner  # replaced before it is destroyed: see docs/concurrency.md
         self.owner = None
         return True
 
     cdef enter(self):
-        """Into the list of those that are held; gives it up where that fails."""
+        """Add to the locks that are held; gives this lock up if that fails."""
         global last_serial
         try:
             open_locks.enter(<void*>self.map, self.ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
@@ -257,7 +257,7 @@ cdef class Lock(Hold):
         self.serial = last_serial
 
     cdef void leave(self) noexcept:
-        """Out of the list of those that are held."""
+        """Remove from the locks that are held."""
         if self.serial:
             open_locks.leave(<void*>self.map, self.ptr, self.size, self.hold.serial, self.serial)
             self.serial = 0
@@ -414,12 +414,12 @@ cdef str call_site():
 def make_ready(
     buffer: HostBuffer, PinnedMap pinned_map not None, progress: Callable[[int, int], object] | None = None
 ) -> None:
-    """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
+    """Prepare for a vendor's lock: check that there is room, and populate the pages. Raises as `lock`."""
     bring_in(buffer.ptr, buffer.size, pinned_map, progress)
 
 
 cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap pinned_map, progress):
-    # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
+    # If either end is in a locked region, the map decides: one more lock, or an overlap.
     if (
         pinned_map.closed
         or pinned_map.map.find(ptr, 1).has_value()
@@ -432,9 +432,9 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap pinned_map, progress):
 
 
 def unlock_cached(Lock lock not None) -> None:
-    """Give up a lock; the last one of its region puts it into the registration cache, where the budget has room.
+    """Give up a lock; the last one of its region puts it into the registration cache, if the budget has room.
 
-    The caller sees to it that the memory stays where it is until the region is gone. Raises as `Lock.unlock`.
+    The caller must keep the memory in place until the region is gone. Raises as `Lock.unlock`.
     """
     lock.cached = True
     lock.give_up()
@@ -465,11 +465,13 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
     cdef PinnedMap pinned_map
     if range_at(buffer, None, &found):
         pinned_map = map_with(found.ptr, 1) if device is None else None
-        if pinned_map is not None and unlock_youngest(pinned_map, &found):  # which most are, without a list of all maps
+        if pinned_map is not None and unlock_youngest(pinned_map, &found):  # the usual case, without a list of all maps
             return
         for pinned_map in pinned_maps() if device is None else (map_of(device),):
             if unlock_youngest(pinned_map, &found):
                 return
+            if is_only_held(pinned_map, found.ptr):
+                continue
             try:
                 pinned_map.unlock(found.ptr)  # locked through the map itself
             except NotLockedError:
@@ -499,11 +501,18 @@ cdef bint unlock_youngest(PinnedMap pinned_map, Bytes* found) except -1:
     return False
 
 
+cdef bint is_only_held(PinnedMap pinned_map, uint64_t ptr) except -1:
+    """Whether all locks of the region that contains `ptr` belong to holds, such as an arena's."""
+    cdef optional[CRegion] region = pinned_map.map.find(ptr, 1)
+    cdef uint64_t held = pinned_map.holds_in(pinned_map.map.serial_at(ptr))
+    return region.has_value() and held > 0 and dereference(region).references <= held
+
+
 @contextmanager
 def locked(
     *buffers: object, device: Device | str | None = None, read_only: bool | None = None, coherent: bool | None = None
 ) -> Iterator[tuple[Lock, ...]]:
-    """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does.
+    """Lock several buffers for the duration of a ``with`` block: all of them or none. Raises what `lock` does.
 
     Parameters
     ----------
@@ -515,7 +524,7 @@ def locked(
     Returns
     -------
     context manager
-        Which gives a tuple of one `Lock` for each.
+        It yields a tuple with one `Lock` for each buffer.
     """
     if len(buffers) == 1 and isinstance(buffers[0], (list, tuple)) and not all([kind_of(each).address for each in buffers[0]]):
         raise TypeError(f"locked takes buffers one by one, not a {type(buffers[0]).__name__} of them: locked(*buffers)")
@@ -533,14 +542,14 @@ def is_locked(buffer: object, size: int | None = None, *, device: Device | str |
     buffer : object
         Anything that `lock` takes, or an address.
     size : int, optional
-        Bytes from its start; 1 by default where an address is given.
+        Bytes from its start; 1 by default if an address is given.
     device : Device or str, optional
         Where to look; in the maps of all devices by default.
 
     Returns
     -------
     bool
-        Never an error for memory that is not locked.
+        False, and no error, for memory that is not locked.
     """
     cdef Bytes found
     if not range_at(buffer, size, &found):
@@ -607,7 +616,7 @@ def regions(device: Device | str | None = None, *, idle: bool = False) -> list[R
     Parameters
     ----------
     device : Device or str, optional
-        Whose; of all devices by default.
+        The device; all devices by default.
     idle : bool
         Also idle regions, which are registered and not locked, see `pinning.budget`.
     """
@@ -620,7 +629,7 @@ def regions(device: Device | str | None = None, *, idle: bool = False) -> list[R
 
 
 def range_of(buffer: object, size: int | None = None) -> tuple[int, int]:
-    """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""
+    """Address and bytes of a buffer; of a bare address, `size` bytes, by default 1."""
     cdef Bytes found
     if kind_of(buffer).address:
         return int(buffer), 1 if size is None else size

@@ -24,12 +24,12 @@ cdef class Region:
 
 
 cdef class PinnedMap:
-    # The C++ map, for callers without the GIL. In a child process after fork it is another one.
+    # The C++ map, for callers without the GIL. A forked child has another one.
     cdef CPinnedMap* map
     cdef MappedLocks* mapped
     cdef object adapter  # of the device
     cdef SharedMap* shared  # null for a private map
-    cdef PyObject* holds  # of a map that outlives the interpreter, to be given up before that: a list of Holds
+    cdef PyObject* holds  # the first of a linked list of the Holds that count a lock here
     cdef uint64_t largest
     cdef bint fine
     cdef bint coarse
@@ -43,9 +43,10 @@ cdef class PinnedMap:
     cdef begin_anew(self)
     cdef _let_go(self)
     cdef _remove_registrars(self)
-    cdef give_back(self, uint64_t start)  # what is idle there
+    cdef uint64_t holds_in(self, uint64_t region) noexcept
+    cdef give_back(self, uint64_t start)  # the idle region there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
-    # In `pieces`, or where that is null in those of so many bytes.
+    # In `pieces`, or if that is null in pieces of `piece` bytes.
     cdef CHold hold_range(
         self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
     ) except *
@@ -72,7 +73,7 @@ cdef class Hold:
     cdef PinnedMap map
     cdef CHold hold
     cdef bint counted
-    cdef bint keep  # whether the region is to be kept idle by its last unlock
+    cdef bint keep  # whether the last unlock of the region is to keep it idle
     cdef long generation
     cdef bint linked
     cdef PyObject* previous_hold
@@ -90,4 +91,4 @@ cdef class Hold:
     cdef void unlink(self) noexcept
 
 
-cdef unlock_orphans()  # after each call that a device's own Python code may have been in
+cdef unlock_orphans()  # after each call that may have run a device's own Python code

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The pinned map for Python: a thin face of the C++ one."""
+"""The pinned map for Python: a thin wrapper of the C++ one."""
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -49,30 +49,30 @@ if TYPE_CHECKING:
 
 
 cdef class Region:
-    """A locked region, as it was when asked for.
+    """A snapshot of a locked region.
 
     Attributes
     ----------
     start, end, size : int
         The half-open byte range ``[start, end)`` that is locked.
     whole : int
-        Bytes from `start` that the map keeps for it: `size`, but more while a lock in pieces goes on, or where it was
-        ended before its end because others had locked some of it.
+        Bytes from `start` that the map reserves for it: `size`, but more while a lock in pieces is in progress, or if
+        that was cut short and stayed because others had locked some of it.
     device_ptr : int
         Device-accessible address of `start`.
     piece : int
-        Vendor calls have locked multiples of so many bytes; `size` when one call locked all.
+        Vendor calls have locked multiples of this many bytes; `size` if one call locked all.
     references : int
         Locks held. 0 for a registration without locks.
     external : bool
         Pinned by another owner, and so never unlocked by this map.
     registered : bool
-        Entered by `PinnedMap.register`: external, and no lock keeps it there.
+        Entered by `PinnedMap.register`: external, and stays without locks.
     idle : bool
-        Given up by all and still registered with the vendor, see `pinning.budget`: no lookup shows it.
+        Still registered with the vendor although no lock is held, see `pinning.budget`; lookups do not find it.
     coherent : bool or None
-        Whether host and running kernel see each other's writes. None where that is unknown: the vendor promises nothing,
-        or another owner has pinned it and the vendor has both kinds.
+        Whether the host and a running kernel see each other's writes. None if unknown: the vendor promises nothing, or
+        another owner has pinned it and the vendor has both kinds.
     device : Device
     """
 
@@ -84,7 +84,7 @@ cdef class Region:
     def borders(self) -> tuple[int, ...]:
         """Host addresses where one vendor registration may end and the next begin, which no single copy may cross.
 
-        Those of the whole lock, also where it is not locked yet.
+        Those of the whole lock, including the part that is not locked yet.
         """
         return tuple(range(int(self.start) + self.piece, int(self.start) + self.whole, self.piece))
 
@@ -137,8 +137,8 @@ cdef class Region:
 
 
 cdef tuple fields(Region region):
-    return (region.start, region.size, region.whole, region.device_ptr, region.piece, region.references, region.external,
-            region.registered, region.idle, region.coherent, id(region.device))
+    return (region.start, region.size, region.whole, region.device_ptr, region.piece, region.references,
+            region.external, region.registered, region.idle, region.coherent, id(region.device))
 
 
 cdef Region wrap(const CRegion& native, object device):
@@ -193,12 +193,12 @@ cdef LockOptions lock_options(object read_only, object coherent) except *:
 
 
 def watch_problem() -> str | None:
-    """Why the kernel does not tell which memory leaves; None where it does."""
+    """Why the kernel does not report memory that is unmapped, moved or discarded; None if it does."""
     return process_watcher().problem().decode() or None
 
 
 def hears_of_calls() -> bool:
-    """Whether a preloaded library tells the maps when the program makes memory leave, by calls of libc."""
+    """Whether a preloaded library informs the maps of the program's libc calls that unmap, move or discard memory."""
     return process_watcher().hears_of_calls()
 
 
@@ -207,30 +207,30 @@ _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": 
 
 @cython.no_gc_clear
 cdef class PinnedMap:
-    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of one device, counted.
+    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of one device, with counted locks.
 
-    Lookups take no lock. The device is called without one: a slow call delays neither lookups nor the locks of other
-    ranges, and threads that lock the same range at once make one call. After fork the child's map is empty.
+    Lookups take no lock. The device is called with no lock held: a slow call delays neither lookups nor locks of other
+    ranges, and threads that lock the same range at once make one call. In a forked child the map is empty.
 
     Parameters
     ----------
     device : object
         Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
-        `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
-        `pinning.plugin.CoarseDevice`, it says what locked memory can be.
+        `pinning.plugin.Device`. Their exceptions reach the caller unchanged. An attribute ``coherence`` says what
+        locked memory can be, see `pinning.plugin.CoarseDevice`.
     shared : bool
         Whether this is the map that native code of this process has under the device's name, see
         ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and
-        `close` gives up the locks of Python's `Lock` handles alone.
+        `close` gives up only the locks of Python's `Lock` handles.
 
     Attributes
     ----------
     device : object
-        Whose memory it is.
+        The device for which memory is locked.
     closed : bool
-        Whether `close` was called; nothing can be locked then.
+        Whether `close` was called; then nothing can be locked.
     generation : int
-        The forks between the process that loaded libpinning and this one.
+        Number of forks between the process that loaded libpinning and this one.
     """
 
     def __cinit__(self, device: _Device, *, bint shared=False) -> None:
@@ -263,7 +263,7 @@ cdef class PinnedMap:
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
-        # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
+        # Not in __dealloc__: here a device in a reference cycle with its map is still intact.
         if self.map is not NULL and self.shared is NULL:
             try:
                 self.close()
@@ -283,19 +283,19 @@ cdef class PinnedMap:
         piece: int | None = None,
         coherent: bool | None = None,
     ) -> int:
-        """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
+        """Count one more lock of ``[ptr, ptr + size)``, locking it first if no region contains it.
 
         Parameters
         ----------
         ptr, size : int
             Host address and bytes, of any alignment.
         read_only : bool, optional
-            Whether the mapping may be read only; None when not known.
+            Whether the mapping may be read only; None if unknown.
         piece : int, optional
             Bytes that one vendor call may take.
         coherent : bool, optional
-            Whether host and running kernel must see each other's writes. True: required. None: wherever the vendor has
-            it. False: not needed, so that the lock is coarse-grained where the vendor has that.
+            Whether the host and a running kernel must see each other's writes. True: required. None: if the vendor
+            offers it. False: not needed, so the lock is coarse-grained if the vendor offers that.
 
         Returns
         -------
@@ -310,14 +310,14 @@ cdef class PinnedMap:
             It shares bytes with a region of this map without lying inside it; nothing was locked. Or the device says
             that another owner has pinned a part of it.
         StillLockedError
-            It overlaps a region that is half unlocked, because the device refused; unlock that again first. Or it is to
-            be coherent, and lies in a region that is not, or of which that is unknown.
+            It overlaps a half unlocked region, whose unlock the device refused: unlock that again first. Or it must be
+            coherent and lies in a region that is not, or for which that is unknown.
         PinningError
             The map is closed, the pieces' device pointers are not contiguous, or coherence is required of a device that
             does not promise it.
 
-        What the device raises comes through as well. After any error nothing has changed, unless the device also
-        refused to undo the pieces before the one that failed; these are then a half unlocked region.
+        Exceptions of the device are raised as well. After any error nothing has changed, unless the device also refused
+        to undo the pieces before the one that failed; these are then a half unlocked region.
         """
         return self.hold(ptr, size, read_only, piece, coherent).device_ptr
 
@@ -346,7 +346,7 @@ cdef class PinnedMap:
                     hold = map.lock(ptr, size, options, dereference(pieces))
         finally:
             unlock_orphans()
-        if self.closed:  # meanwhile, and perhaps without having seen this lock
+        if self.closed:  # meanwhile, and `close` may have missed this lock
             with nogil:
                 map.unlock(hold, False)
             self.check_open()
@@ -361,14 +361,14 @@ cdef class PinnedMap:
         return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
 
     def unlock(self, ptr: int) -> None:
-        """Count one lock less of the region around `ptr`; the last one unlocks it.
+        """Release one lock of the region around `ptr`; the last one unlocks it.
 
         Raises
         ------
         NotLockedError
             No lock is held there.
 
-        What the device raises comes through as well; the count is then as before, and `unlock` can be called again.
+        Exceptions of the device are raised as well; the count is then as before, and `unlock` can be called again.
         """
         cdef uint64_t at = word(ptr, "address")
         cdef CPinnedMap* map = self.map
@@ -389,14 +389,14 @@ cdef class PinnedMap:
         ptr, size : int
             Host address and bytes.
         policy : {"off", "on", "mandatory"}
-            Whether to lock, and whether it is an error when that fails.
+            Whether to lock, and whether failing to lock is an error.
         read_only : bool, optional
             Whether the memory cannot be written.
 
         Returns
         -------
         int or None
-            The device-accessible address of `ptr`; None where it is not locked now.
+            The device-accessible address of `ptr`; None if it is not locked now.
 
         Raises
         ------
@@ -426,7 +426,7 @@ cdef class PinnedMap:
                 device_ptr = mapped.lock_mapped(start, nbytes, chosen, options, piece)
         finally:
             unlock_orphans()
-        if self.closed:  # meanwhile, and perhaps without having seen this lock
+        if self.closed:  # meanwhile, and `close` may have missed this lock
             with nogil:
                 mapped.unlock_unmapped(start)
             if chosen == LockMapped.mandatory:
@@ -435,7 +435,7 @@ cdef class PinnedMap:
         return dereference(device_ptr) if device_ptr.has_value() else None
 
     def unlock_unmapped(self, ptr: int) -> None:
-        """Undo one `lock_mapped` of `ptr`, if it locked anything. What the device raises comes through; try again."""
+        """Undo one `lock_mapped` of `ptr`, if it locked anything. After an error of the device, call it again."""
         cdef uint64_t at = word(ptr, "address")
         cdef MappedLocks* mapped = self.mapped
         try:
@@ -445,14 +445,14 @@ cdef class PinnedMap:
             unlock_orphans()
 
     def refresh(self) -> list[Region]:
-        """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
+        """Query the device for each external region, and remove those that their owner has unpinned, even if locked.
 
-        Registrations are not asked for. What the device raises comes through; then nothing has changed.
+        Registrations are not queried. After an error of the device nothing has changed.
 
         Returns
         -------
         list of Region
-            Those forgotten, as they were.
+            Those removed, as they were.
         """
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] gone
@@ -465,9 +465,10 @@ cdef class PinnedMap:
         return [wrap(region, self.device) for region in gone]
 
     def drain_invalidations(self) -> None:
-        """Have the device unlock what was locked in memory that has gone; returns once that is done.
+        """Have the device unlock the invalidated regions; returns when that is done.
 
-        A thread does so soon; memory that is handed to the vendor as pageable cannot wait for that.
+        A thread does so soon for a shared map, otherwise the next lock or unlock there; memory that is handed to the
+        vendor as pageable cannot wait for that.
         """
         cdef CPinnedMap* map = self.map
         try:
@@ -477,11 +478,11 @@ cdef class PinnedMap:
             unlock_orphans()
 
     def _changes(self) -> int:
-        """How often what is locked has changed: what `_changed_since` compares."""
+        """How often the locked regions have changed, for `_changed_since`."""
         return self.map.changes()
 
     def _changed_since(self, uint64_t changes, uint64_t ptr, uint64_t size) -> bool:
-        """Whether it has, or is about to in ``[ptr, ptr + size)``: then it waits for that."""
+        """Whether they have changed since; if not, waits for changes in progress in ``[ptr, ptr + size)`` first."""
         cdef CPinnedMap* map = self.map
         cdef cbool changed
         with nogil:
@@ -514,7 +515,7 @@ cdef class PinnedMap:
         self.check_open()
         with nogil:
             map.register_pinned(first, count, device)
-        if self.closed:  # meanwhile, and perhaps without having seen this
+        if self.closed:  # meanwhile, and `close` may have missed this region
             try:
                 map.unregister(first)
             except NotLockedError:
@@ -522,7 +523,7 @@ cdef class PinnedMap:
             self.check_open()
 
     def unregister(self, ptr: int) -> None:
-        """Take back the `register` of the region around `ptr`.
+        """Undo the `register` of the region around `ptr`.
 
         Raises
         ------
@@ -543,33 +544,33 @@ cdef class PinnedMap:
     ) -> Registrar:
         """Report all memory that this map locks to another library, such as a network library.
 
-        From now on `register` is called once for each region: before its first lock is returned, and for the regions that
-        are locked already now. `unregister` is called after its last lock was given up, before the vendor unlocks it. A
-        region that stays registered while it is idle stays so here as well. Not of what others have pinned, or `register` has
-        entered.
+        From now on `register` is called once for each region: before its first lock is returned, or now if it is locked
+        already. `unregister` is called after its last lock was given up, before the vendor unlocks it. A region that
+        stays registered while idle stays so here as well. Memory that others have pinned, or that `PinnedMap.register`
+        has entered, is not reported.
 
         Parameters
         ----------
         register : callable
-            ``register(ptr, size)`` with the host address and the bytes of a region, or of a piece of it. What it returns
-            is given to `unregister`. Called from any thread, with no lock held; it must not lock in the same range.
+            ``register(ptr, size)`` with the host address and the bytes of a region, or of a piece of it. Its result is
+            passed to `unregister`. Called from any thread, with no lock held; it must not lock in the same range.
         unregister : callable
-            ``unregister(handle)``. When it raises, the region stays as it was, and is unlocked by the next try.
+            ``unregister(handle)``. If it raises, the region stays as it was, and the next unlock tries again.
         piece : int, optional
             The most bytes of one call.
         name : str, optional
-            By which errors call it; by default that of `register`.
+            Its name in error messages; by default that of `register`.
 
         Returns
         -------
         Registrar
-            To be removed again. It stays until then, or until the map is closed.
+            It stays until it is removed, or the map is closed.
 
         Raises
         ------
         RegistrarError
-            `register` has raised. All regions are undone, and it is not added. A lock raises it too, undone likewise:
-            the registrars before it, and the vendor's lock.
+            `register` has raised. All regions are unregistered, and it is not added. A lock raises it too, after it has
+            undone the registrars before it, and the vendor's lock.
         InvalidRangeError
             `piece` is 0, negative or too large.
         PinningError
@@ -587,7 +588,7 @@ cdef class PinnedMap:
         registrar.on_register, registrar.on_unregister = register, unregister
         registrar.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
         cdef CPinnedMap* map = self.map
-        self.registrars.append(registrar)  # first, so that it lives
+        self.registrars.append(registrar)  # first, to keep it alive
         try:
             registrar.native = add_registrar(map, registrar, piece_bytes)
         except BaseException:
@@ -621,7 +622,7 @@ cdef class PinnedMap:
         Returns
         -------
         Region or None
-            As it is now; None where no region holds all of them.
+            A snapshot; None if no region contains all of them.
         """
         cdef uint64_t start, nbytes
         try:
@@ -637,19 +638,19 @@ cdef class PinnedMap:
         return wrap(dereference(region), self.device) if region.has_value() else None
 
     def overlapping(self, ptr: SupportsIndex, size: SupportsIndex, *, bint idle=False) -> list[Region]:
-        """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
+        """The regions that overlap ``[ptr, ptr + size)``, or will once they are locked completely.
 
         Parameters
         ----------
         ptr, size : int
             Host address and bytes.
         idle : bool
-            Also those that all have given up and that are still registered, see `pinning.budget`.
+            Also idle regions, which are registered and not locked, see `pinning.budget`.
 
         Returns
         -------
         list of Region
-            In address order and disjoint. One that comes or goes during the call is told perhaps.
+            In address order and disjoint. Regions that are added or removed during the call may or may not be included.
         """
         cdef uint64_t start = word(ptr, "address")
         cdef uint64_t nbytes = word(size, "size")
@@ -674,7 +675,7 @@ cdef class PinnedMap:
         return self.map.size()
 
     def __iter__(self) -> Iterator[Region]:
-        """All regions in address order, as `overlapping` tells of them."""
+        """All regions in address order, as `overlapping` reports them."""
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] regions
         with nogil:
@@ -683,17 +684,17 @@ cdef class PinnedMap:
         return iter([wrap(region, self.device) for region in regions])
 
     def close(self, *, wait: bool = True) -> None:
-        """Unlock everything, however often it is locked; the map then takes no more.
+        """Unlock everything, however often it is locked; then nothing more can be locked.
 
         Parameters
         ----------
         wait : bool
-            Whether to wait for locks that other threads are in the middle of, or to leave them out.
+            Whether to wait for ranges that other threads are locking or unlocking, or to skip them.
 
         Raises
         ------
         Exception
-            The first that the device raised. The other regions are unlocked; the map stays open.
+            The first exception of the device. The other regions are unlocked; the map stays open.
         """
         cdef CPinnedMap* map = self.map
         cdef cbool waits = wait
@@ -714,7 +715,7 @@ cdef class PinnedMap:
         self._remove_registrars()
 
     cdef _let_go(self):
-        # Only what Python holds: the map and the other locks in it are the native code's that has made it.
+        # Only what Python holds: the map and the other locks in it belong to native code.
         cdef Hold hold
         first_error = None
         cdef list held = []
@@ -736,19 +737,28 @@ cdef class PinnedMap:
         if first_error is not None:
             raise first_error
 
+    cdef uint64_t holds_in(self, uint64_t region) noexcept:
+        """The number of holds that count a lock of the region with this serial."""
+        cdef uint64_t number = 0
+        cdef PyObject* each = self.holds
+        while each is not NULL:
+            number += (<Hold>each).counted and (<Hold>each).hold.serial == region
+            each = (<Hold>each).next_hold
+        return number
+
     cdef give_back(self, uint64_t start):
         cdef CPinnedMap* map = self.map
         with nogil:
             map.give_back_idle(start)
 
     cdef begin_anew(self):
-        """In a child of fork, once: what was locked before, and its registrars, are the parent's."""
+        """In a forked child, once: earlier locks and registrars belong to the parent."""
         if self.generation == generation():
             return
         cdef CPinnedMap* parents = self.map
         self._make()
         if self.shared is NULL:
-            parents.abandon()  # never destroyed, for it may have been in the middle of anything
+            parents.abandon()  # never destroyed: a thread may have been in the middle of changing it
         self.holds = NULL
         self.registrars = []
         self.generation = generation()
@@ -772,7 +782,7 @@ cdef class PinnedMap:
 
 @cython.no_gc_clear
 cdef class Registrar:
-    """A library that is told of all memory that a map locks; returned by `PinnedMap.add_registrar`.
+    """A library to which a map reports all memory that it locks; returned by `PinnedMap.add_registrar`.
 
     Attributes
     ----------
@@ -798,12 +808,12 @@ cdef class Registrar:
             raise RegistrarError(f"the registrar {self.name} did not give {handle!r} back: {error}") from error
 
     def remove(self) -> None:
-        """Take back all that it was told; nothing the second time, nor in a child of fork.
+        """Unregister all regions, and report no more; does nothing the second time, or in a forked child.
 
         Raises
         ------
         RegistrarError
-            The first that `unregister` has raised; all others were called, and it is removed all the same.
+            The first error of `unregister`, which was called for all regions; the registrar is removed nevertheless.
         """
         cdef PythonRegistrar* native = self.native
         cdef CPinnedMap* map = self.map.map
@@ -846,7 +856,7 @@ cdef class Hold:
         self.take(map, ptr, size, read_only, piece, coherent)
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
-        """`take` where a region holds the range already and the vendor need not be called."""
+        """`take`, but only if a region contains the range already and the vendor need not be called."""
         if map.closed or map.generation != generation():
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
@@ -865,8 +875,7 @@ cdef class Hold:
         self.generation = generation()
         self.hold = hold
         self.counted = True
-        if map.shared is not NULL:
-            self.link()
+        self.link()
 
     @property
     def device_ptr(self) -> int:
@@ -874,9 +883,9 @@ cdef class Hold:
 
     @property
     def held(self) -> bool:
-        """Whether it is still locked by this handle, in this process.
+        """Whether the memory is still locked by this handle, in this process.
 
-        Not so for memory that another owner had pinned, once the map knows that its owner has unpinned it.
+        False for memory pinned by another owner, once the map knows that its owner has unpinned it.
         """
         return self.is_held()
 
@@ -887,7 +896,7 @@ cdef class Hold:
         return not self.map.closed and self.generation == generation() and self.map.map.holds(self.hold)
 
     cdef void link(self) noexcept:
-        """Into the list of those that the map has to give up at exit; the GIL guards it."""
+        """Add to the map's list of holds; the GIL guards it."""
         self.next_hold = self.map.holds
         if self.next_hold is not NULL:
             (<Hold>self.next_hold).previous_hold = <PyObject*>self
@@ -907,9 +916,9 @@ cdef class Hold:
         self.next_hold = self.previous_hold = NULL
 
     def unlock(self) -> bool:
-        """Give it up; False when that has been done, or is being done by another thread.
+        """Give up the lock; False if that has been done, or another thread is doing it.
 
-        Nothing is unlocked where its region has left the map, perhaps for another one at the same place.
+        Nothing is unlocked if its region is no longer in the map, even if another one is at the same place.
         """
         return self.give_up()
 
@@ -932,9 +941,9 @@ cdef class Hold:
         return True
 
     def drop(self, owner: object) -> None:
-        """Give it up from a destructor: now, or when the device call that this thread is in has ended.
+        """Give up the lock from a destructor: now, or when the device call that this thread is in has ended.
 
-        `owner`, of the memory, is kept until then.
+        `owner`, which owns the memory, is kept alive until then.
         """
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas: of exactly their size, locked once, cut up without the vendor, growing in their place, gone when closed."""
+"""Arenas: of exactly their size, locked once, divided without vendor calls, growing in place, freed when closed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIZE = 10 * PAGE + 100
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    """A device that locks on account; when the test is over it has nothing locked any more."""
+    """A device that only records locks; after the test, nothing may be locked any more."""
     device = FakeDevice()
     yield device
     gc.collect()
@@ -50,7 +50,7 @@ def device() -> Iterator[FakeDevice]:
 
 
 class SlowDevice(FakeDevice):
-    """Locks only when it is told to."""
+    """Locks only once `opened` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +67,20 @@ def vendor_error() -> VendorError:
 
 
 # ---- its size, and locking ----
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_its_own_lock_is_no_users(device: FakeDevice, on_host: bool) -> None:
+    target = pinning.device("host:0") if on_host else device
+    with Arena(SIZE, target) as arena:
+        arena.wait(timeout=WAIT)
+        with arena.allocate(1000) as part:
+            with pinning.lock(part, device=target):
+                pinning.unlock(part)
+                for what in (part, arena, arena.ptr + 5):
+                    with pytest.raises(NotLockedError):
+                        pinning.unlock(what)
+            assert pinning.is_locked(arena, device=target)
 
 
 def test_it_is_locked_once_and_exactly(device: FakeDevice) -> None:
@@ -99,7 +113,7 @@ def test_it_is_locked_for_several_devices_or_none(device: FakeDevice) -> None:
             arena.wait(timeout=WAIT)
         assert device.locked == other.locked == {}
         assert (arena.done, arena.progress) == (True, 0)
-        arena.asarray()[:] = 1  # it is memory all the same
+        arena.asarray()[:] = 1  # usable although not locked
     with Arena(SIZE, []) as arena:
         arena.wait(timeout=WAIT)
         with pytest.raises(NotLockedError, match="not locked for any device"):
@@ -132,7 +146,7 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         assert (arena.done, arena.progress) == (False, 0)
         with pytest.raises(TimeoutError, match="0 bytes"):
             arena.wait(timeout=0)
-        memory = arena.allocate(100)  # it is memory already
+        memory = arena.allocate(100)  # usable already
         memory.asarray()[:] = 1
         memory.free()
         slow.opened.set()
@@ -261,7 +275,7 @@ def test_an_array_beyond_it(device: FakeDevice) -> None:
 
 def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
     with Arena(SIZE, device) as arena:
-        arena.wait(timeout=WAIT)  # a part that is locked before would be in the way
+        arena.wait(timeout=WAIT)  # a part locked earlier would conflict with the arena's own lock
         memory = arena.allocate(1000)
         array = memory.asarray()
         with pytest.raises(StillInUseError, match="1 exported buffer"):
@@ -304,7 +318,7 @@ def test_a_dropped_arena_warns_and_is_closed(device: FakeDevice) -> None:
 
 
 def test_two_threads_may_close_it(device: FakeDevice) -> None:
-    """Neither unmaps it before the other has unlocked it."""
+    """Neither thread unmaps the memory before the other has unlocked it."""
     arena = Arena(SIZE, device)
     arena.wait(timeout=WAIT)
     failed: list[object] = []
@@ -518,7 +532,7 @@ def test_it_says_where_its_pages_are(device: FakeDevice) -> None:
 
 
 def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which it waits for; another one that is only beginning when the interpreter ends may crash it."""
+    """`close` waits for that thread; another one, still starting when the interpreter exits, could crash it."""
     begun: list[threading.Timer] = []
 
     def begin(run: Callable[[], None]) -> int:
@@ -535,7 +549,7 @@ def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytes
 
 def test_it_is_near_its_device(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     with Arena(SIZE, device) as arena:
-        assert arena.numa_node is None  # nobody knows
+        assert arena.numa_node is None  # unknown
     node = min(numa.nodes())
     monkeypatch.setattr(numa, "node_of", lambda device: node)
     with Arena(SIZE, device) as arena:

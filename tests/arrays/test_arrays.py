@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on a device: as NumPy would have it, without a copy where there need be none, and all memory given back."""
+"""Arrays on a device: they behave as NumPy's, copy only if necessary, and give all memory back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOST = "host:0"
 
 
 class FarDevice(FakeMemoryDevice):
-    """Its DEVICE memory has addresses that are none of the host's: to touch them by mistake ends the process."""
+    """Its DEVICE memory has addresses that are invalid on the host: touching them by mistake ends the process."""
 
     def allocate(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
         base = super().allocate(size, kind)
@@ -57,7 +57,7 @@ class FarDevice(FakeMemoryDevice):
 
 
 def leave_nothing_pinned(device: Any) -> None:
-    """Give back what pools keep."""
+    """Give back the memory that pools keep."""
     gc.collect()
     arrays.synchronize(device)
     for kind in MemoryKind:
@@ -71,7 +71,7 @@ def host_is_as_before() -> Iterator[None]:
 
 
 def finish(device: FakeMemoryDevice) -> None:
-    """Give all back that arrays have used, and see that it is all."""
+    """Give back all memory that arrays have used, and check that none is missing."""
     device.let_go()
     gc.collect()
     arrays.synchronize(device)
@@ -86,7 +86,7 @@ def finish(device: FakeMemoryDevice) -> None:
 
 @pytest.fixture(params=["held", "host"])
 def device(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A device whose memory nobody but it can touch; and the host."""
+    """A device whose memory only the device itself can touch; and the host."""
     if request.param == "host":
         yield pinning.device(HOST)
         return
@@ -104,7 +104,7 @@ def far() -> Iterator[FarDevice]:
 
 @pytest.fixture
 def held() -> Iterator[FarDevice]:
-    """Its queues hold their work until it is released."""
+    """A device whose queues hold their work until it is released."""
     device = FarDevice()
     yield device
     finish(device)
@@ -125,14 +125,14 @@ DTYPES = st.sampled_from(["u1", "i2", ">u4", "f8", "c16", "S3", "M8[s]", "i4, f8
 
 
 def whole_indices(shape: tuple[int, ...], **options: bool) -> st.SearchStrategy[Any]:
-    """Indices that make views, also of a single element."""
+    """Indices that make views, even of a single element."""
     plain = hnp.basic_indices(shape, allow_ellipsis=False, **options)
     return plain.map(lambda index: (*index, ...) if isinstance(index, tuple) else (index, ...))
 
 
 @st.composite
 def host_arrays(draw: st.DrawFn) -> Any:
-    """Arrays of any shape, contiguous in either order, or with gaps, turned round, transposed."""
+    """Arrays of any shape, contiguous in either order, or with gaps, reversed, transposed."""
     dtype = numpy.dtype(draw(DTYPES))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
     count = int(numpy.prod(shape)) * dtype.itemsize
@@ -225,7 +225,7 @@ PARTS = st.sampled_from([0, -1, (), slice(None), slice(0, 0), slice(1, None), sl
 
 
 @given(dtype=INTO, index=PARTS, value=VALUES)
-@example(dtype="S2", index=slice(0, 0), value=numpy.ones((), "M8[D]"))  # which has no room in two characters
+@example(dtype="S2", index=slice(0, 0), value=numpy.ones((), "M8[D]"))  # does not fit into two characters
 @settings(MANY, max_examples=400)
 def test_values_are_converted_as_numpy_does(device: Any, dtype: str, index: Any, value: Any) -> None:
     expected = numpy.zeros(3, dtype)
@@ -243,7 +243,7 @@ def test_values_are_converted_as_numpy_does(device: Any, dtype: str, index: Any,
         refused = LayoutError if isinstance(error, ValueError) else type(error)
         with pytest.raises(refused):
             assign(there)
-        expected = numpy.zeros(3, dtype)  # NumPy leaves what it has converted so far
+        expected = numpy.zeros(3, dtype)  # NumPy keeps what it has converted so far
     else:
         assert set(assign(there)) == set(told)
     assert same(there, expected)
@@ -422,7 +422,7 @@ def test_a_copy_from_locked_memory_is_direct_and_from_the_same_array(held: FarDe
     array[:] = 1
     stream = arrays.stream(held)
     there = arrays.to_device(array, stream=stream)
-    array[:] = 2  # before the device has come so far
+    array[:] = 2  # before the device copies it
     held.let_go()
     assert (there.copy_to_host() == 2).all()
     stream.close()
@@ -432,7 +432,7 @@ def test_a_copy_from_locked_memory_is_direct_and_from_the_same_array(held: FarDe
 
 
 def waits_for(device: FakeMemoryDevice, queue: Any, act: Callable[[], object]) -> bool:
-    """Whether `act` comes to an end only when this queue, which alone holds its work, has been released."""
+    """Whether `act` returns only after the release of this queue, which is the only one that holds its work."""
     over = threading.Event()
 
     def run() -> None:
@@ -451,7 +451,7 @@ def waits_for(device: FakeMemoryDevice, queue: Any, act: Callable[[], object]) -
 
 def test_in_a_stream_it_returns_at_once_and_without_it_waits(far: FarDevice) -> None:
     array = numbers(100)
-    there = arrays.to_device(array, device=far)  # which makes the default queue
+    there = arrays.to_device(array, device=far)  # makes the default queue
     with arrays.stream(far) as stream:
         vendor = far.queues[-1]
         vendor.held = True
@@ -468,10 +468,10 @@ def test_it_waits_for_those_who_know_the_address(far: FarDevice) -> None:
     array = numbers(100)
     there, other = (arrays.to_device(array, device=far) for _ in range(2))
     with arrays.stream(far):
-        vendor = far.queues[-1]  # in which somebody else submits
+        vendor = far.queues[-1]  # to which other code submits
         vendor.held = True
         vendor.mark(lambda: None)
-        other[0] = 3  # nobody knows this one
+        other[0] = 3  # no other code knows its address
         assert len(vendor.pending()) == 1
         assert there.device_ptr
         assert waits_for(far, vendor, there.copy_to_host)
@@ -503,7 +503,7 @@ def test_exported_memory_is_returned_after_the_device_is_idle(held: FarDevice) -
         second = make()
         assert held.vendor_calls.count("synchronize") == before + 1
         assert first == second
-    kept = arrays.device_array(64, device=held)  # after which it is asked for what came before, and no more
+    kept = arrays.device_array(64, device=held)  # tidies the last exported array; later there is no such wait
     before = held.vendor_calls.count("synchronize")
     del kept
     arrays.device_array(64, device=held)
@@ -511,7 +511,7 @@ def test_exported_memory_is_returned_after_the_device_is_idle(held: FarDevice) -
 
 
 class Meddling(pinning.Queue):
-    """While it is asked whether its work is over, other threads go on."""
+    """Calls `meanwhile` during `poll`, as if another thread ran at that moment."""
 
     meanwhile: Callable[[], object] | None = None
 
@@ -651,7 +651,7 @@ def test_each_call_fails_in_turn(far: FarDevice) -> None:
 
     failed = set()
     for n in range(100):
-        arrays.default_stream(far).close()  # so that a new queue is made, in which nothing has failed
+        arrays.default_stream(far).close()  # so that a new queue is made, without failures
         start = len(far.vendor_calls)
         far.fail_call(calls_before=n)
         try:
@@ -706,7 +706,7 @@ def test_pinned_arrays_are_numpys_in_locked_memory(device: Any) -> None:
     alive = weakref.ref(array)
     del array
     assert alive() is None
-    view[:] = 5  # the memory is still its
+    view[:] = 5  # it keeps the memory
     assert pinning.is_locked(view, device=device)
     assert arrays.pinned_array((0, 3), device=device).shape == (0, 3)
 
@@ -766,7 +766,7 @@ def test_pinned_nested_and_overlapping(far: FarDevice) -> None:
 
 
 def test_strided_copies_across_the_borders_of_locks(far: FarDevice) -> None:
-    """The device refuses what begins in locked memory and ends elsewhere; see `FakeQueue`."""
+    """The device refuses a copy that begins in locked memory and ends outside it; see `FakeQueue`."""
     rows = numpy.zeros((10, 8))
     wide = numbers(10, 16)
     there = arrays.to_device(wide, device=far)
@@ -869,6 +869,8 @@ def test_what_cannot_be_copied(device: Any) -> None:
         there.reshape(4, 2)
     with pytest.raises(LayoutError, match="no order 'K'"):
         there.ravel("K")
+    with pytest.raises(LayoutError, match="no order 'Z'; give 'C' or 'F' or 'K'"):
+        there.copy("Z")
     for index in ([0, 1], numpy.array([True, False]), True, 1.5, "x"):
         with pytest.raises(TypeError, match="takes integers"):
             there[index]  # type: ignore[index]
@@ -915,7 +917,7 @@ def test_dlpack_of_the_hosts_arrays(device: Any) -> None:
     gc.collect()
     arrays.synchronize(HOST)
     arrays.to_device(numpy.zeros((3, 4), "f4"), device=HOST)
-    assert theirs[0, 0] == 77  # which has kept the memory
+    assert theirs[0, 0] == 77  # it has kept the memory
 
 
 class Old:

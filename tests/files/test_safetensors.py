@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files: what is valid is loaded, byte by byte, and what is not is refused before anything is allocated."""
+"""Safetensors files: valid ones are loaded byte for byte, others are refused before anything is allocated."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ Tensors = dict[str, tuple[str, list[int], bytes]]
 
 
 def write(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None, pad: int = 0) -> Path:
-    """An independent writer of the format, which puts tensors in the order given."""
+    """An independent writer of the format, which keeps the order of the tensors."""
     said: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -354,7 +355,7 @@ def test_ctrl_c_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Series:
-    """What pandas has of an array."""
+    """The attributes that a pandas Series shares with an array."""
 
     dtype, shape, nbytes, flags = numpy.dtype("f8"), (2,), 16, object()
 
@@ -412,8 +413,23 @@ def test_where_a_link_points_to(tmp_path: Path) -> None:
     assert (load(tmp_path / "a")["a"] == numpy.arange(3)).all()
 
 
+def test_work_that_is_pending_for_a_tensor_is_saved(tmp_path: Path) -> None:
+    """Also for memory of the device `host`, after a tensor that needs no wait for a device."""
+    source = noise(1000)
+    there = pinning.arrays.to_device(numpy.zeros_like(source), device="host:0")
+    with pinning.Queue("host:0") as queue:
+        begun = threading.Event()
+        queue.call(lambda: begun.wait(60))
+        pinning.copy_async(there, source, queue=queue)
+        timer = threading.Timer(0.2, begun.set)
+        timer.start()
+        pinning.save_file({"a": numpy.zeros(3), "b": there}, tmp_path / "a")
+        timer.join()
+    assert (load(tmp_path / "a")["b"] == source).all()
+
+
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """A limit on the size of files stands for it: to write beyond it fails in the thread that does."""
+    """A limit on the size of files stands in for it: a write beyond the limit fails in the thread that writes."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     (tmp_path / "a").write_bytes(b"as it was")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pinning.lock and its companions: handles of all kinds of buffers, on a device that keeps account."""
+"""pinning.lock and related functions: handles of all kinds of buffers, on a device that records its calls."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from pinning import (
     VendorError,
 )
 from pinning.machine.room import system_memory
+from pinning.map.pinned_map import Hold
 
 MIB = 1 << 20
-MAP_NORESERVE = 0x4000  # of x86-64 and arm64; Python names it from 3.13 on
+MAP_NORESERVE = 0x4000  # on x86-64 and arm64; Python defines it since 3.13
 
 
 def refusal() -> VendorError:
@@ -46,7 +47,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 class Tensor:
-    """What a CPU tensor shows of itself."""
+    """The attributes of a CPU tensor."""
 
     device = "cpu"
 
@@ -326,7 +327,7 @@ def test_unlock_takes_the_youngest_lock_of_exactly_this_buffer(device: FakeDevic
     assert [lock.held for lock in (outer, old, young, other)] == [True, True, False, True]
     pinning.unlock(values[:9], device=device)
     assert [lock.held for lock in (outer, old, young, other)] == [True, False, False, True]
-    pinning.unlock(address_of(values) + 5, device=device)  # of none exactly: the youngest
+    pinning.unlock(address_of(values) + 5, device=device)  # no lock has exactly this range: the youngest
     assert [lock.held for lock in (outer, old, young, other)] == [True, False, False, False]
     pinning.unlock(outer)
     assert device.locked == {}
@@ -340,6 +341,24 @@ def test_unlock_of_what_was_locked_through_the_map(device: FakeDevice) -> None:
     values = np.zeros(100)
     pinning.pinned_map(device).lock(address_of(values), 800)
     pinning.unlock(values, device=device)
+    assert device.locked == {}
+
+
+def test_unlock_takes_no_lock_that_another_handle_has(device: FakeDevice) -> None:
+    """An arena has such a lock of all its memory. Only a lock made through the map itself belongs to no handle."""
+    values = np.zeros(100)
+    pinned_map = pinning.pinned_map(device)
+    hold = Hold(pinned_map, address_of(values), 800, None, None, None)
+    for through_the_map in (False, True):
+        if through_the_map:
+            pinned_map.lock(address_of(values), 8)
+            pinning.unlock(values, device=device)
+        for where in (device, None):
+            with pytest.raises(NotLockedError):
+                pinning.unlock(values, device=where)
+        assert hold.held
+        assert device.locked == {address_of(values): 800}
+    assert hold.unlock()
     assert device.locked == {}
 
 
@@ -374,7 +393,7 @@ def test_threads_that_lock_and_unlock_by_buffer(device: FakeDevice) -> None:
             locks.append(pinning.lock(shared, device=device))
             pinning.unlock(own, device=device)
             assert not first.held
-            pinning.unlock(shared, device=device)  # its own lock, or that of another thread: one in all
+            pinning.unlock(shared, device=device)  # its own lock, or another thread's: one in total
 
     threads = [Background(lambda own=own: work(own)) for own in apart]  # type: ignore[misc]
     for thread in threads:
@@ -386,7 +405,7 @@ def test_threads_that_lock_and_unlock_by_buffer(device: FakeDevice) -> None:
 
 
 def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -> None:
-    """While the vendor unlocks for one thread, its lock is no longer there to be given up by another."""
+    """While the vendor unlocks for one thread, another thread can no longer release that lock."""
     values = np.zeros(100)
     lock = pinning.lock(values, device=device)
     with device.stopping("data_unlock", lock.ptr) as gate:
@@ -435,7 +454,7 @@ def test_the_owner_is_kept_alive_while_locked(device: FakeDevice) -> None:
 def test_a_refused_lock_lets_go_of_its_owner(device: FakeDevice) -> None:
     buffer = bytearray(100)
     device.fail(refusal())
-    with suppress(VendorError):  # not pytest.raises, which keeps the error, and that the frames it came through
+    with suppress(VendorError):  # not pytest.raises, which keeps the error, and so its frames
         pinning.lock(buffer, device=device)
     assert device.count("data_lock") == 1
     buffer.append(0)
@@ -477,7 +496,7 @@ def test_a_lock_in_a_cycle_warns_and_unlocks(device: FakeDevice) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device: FakeDevice) -> None:
-    """The garbage collector can run anywhere, also where the device holds a mutex that its data_unlock needs."""
+    """The garbage collector can run anywhere, even while the device holds a mutex that its data_unlock needs."""
 
     class Owned(np.ndarray[Any, Any]):
         pass
@@ -545,7 +564,7 @@ def test_too_much_is_refused_with_the_command_that_raises_the_limit(device: Fake
     values = np.zeros(4000, np.uint8)
     with pinning.lock(values, device=device):
         device.limit = LockLimit("RLIMIT_FAKE", 5000, 5000, "fakectl --raise")
-        pinning.lock(values[:10], device=device).unlock()  # one more lock of what is locked needs no room
+        pinning.lock(values[:10], device=device).unlock()  # another lock of locked memory needs no room
 
 
 def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
@@ -613,7 +632,7 @@ def test_ctrl_c_inside_the_vendor_call_leaves_nothing_locked(device: FakeDevice,
         device.fail(KeyboardInterrupt(), calls_before=0 if method == "data_lock" else 1)
         lock = pinning.lock(bytearray(100), device=device)
         lock.unlock()
-        threading.Event().wait(WAIT)  # in data_unlock it is raised again once that has been settled
+        threading.Event().wait(WAIT)  # Ctrl-C in data_unlock is raised again once the unlock is settled
     assert device.locked == {}
     assert lock is None or not lock.held
 

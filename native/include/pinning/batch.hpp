@@ -26,7 +26,7 @@ struct Parts {
   explicit Parts(PartLists& lists) : by_kernel(lists) {}
 
   PartList by_kernel;                 // addresses of the device, also for locked memory of the host
-  std::vector<CopyItem> by_engine;    // the copy engines: addresses as they were given
+  std::vector<CopyItem> by_engine;    // the copy engines: addresses as given
   std::vector<CopyItem> to_device;    // from pageable memory
   std::vector<CopyItem> to_host;      // into pageable memory
   std::vector<CopyItem> on_host;      // between two ends of the host
@@ -47,14 +47,14 @@ class Sorter {
   Sorter(MemoryRanges& dst_ranges, MemoryRanges& src_ranges, std::uint64_t largest_by_kernel, Parts& parts)
       : dst_ranges_(dst_ranges), src_ranges_(src_ranges), largest_by_kernel_(largest_by_kernel), parts_(parts) {}
 
-  /// Throws InvalidRange, which names the item, for a range that is none or runs out of a device's memory, or what the
-  /// vendor throws; what was sorted before stays.
+  /// Sort items. Throws InvalidRange, which names the item, for an invalid range or one that runs past the end of an
+  /// allocation of the device, or what the vendor throws; items sorted before stay.
   void sort(Items const& items) {
     largest_by_kernel_ > 0 ? parts_.by_kernel.reserve(items.count) : parts_.by_engine.reserve(items.count);
     std::uint64_t const small = std::min(largest_by_kernel_, PartLists::part_bytes);
     for (std::uint64_t i = 0; i < items.count; ++i) {
       CopyItem const item{items.dsts[i], items.srcs[i], items.sizes[i * items.size_step]};
-      // Most items lie wholly in the ranges of the item before: a pool of the host's and one of the device's.
+      // Most items are wholly in the ranges of the item before: a pool of the host and one of the device.
       if (item.size - 1 < small && direct_ && dst_.holds(item.dst, item.size) && src_.holds(item.src, item.size)) {
         enter(item);
         parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), item.size});
@@ -116,7 +116,7 @@ class Sorter {
     }
   }
 
-  /// Makes `dst_` and `src_` those of the item's first bytes.
+  /// Set `dst_` and `src_` to the ranges of the item's first bytes.
   void look(CopyItem const& item) {
     if (dst_.holds(item.dst) && src_.holds(item.src)) return;
     if (!dst_.holds(item.dst)) dst_ = dst_ranges_.of(item.dst, item.dst + item.size);
@@ -130,18 +130,18 @@ class Sorter {
   std::uint64_t const largest_by_kernel_;
   Parts& parts_;
   MemoryRange dst_{}, src_{};  // where the last part was
-  bool direct_ = false;  // whether the device reaches both
+  bool direct_ = false;  // whether the device can access both
 };
 
-/// What moves locked memory: by itself the kernel for small items where there are several, unless it would be late, or one
-/// of the two.
+/// What moves locked memory: always the copy engines, always the kernel, or, `automatic`, the kernel for small items if
+/// there are several and it would not be late.
 enum class Engine : std::uint8_t { automatic, copy, kernel };
 
 /// Many copies as one.
 class Batch final : public CopyOperation {
  public:
-  /// Looks up, checks and sorts all items for a queue of `device`. `map` is one of it. Throws InvalidRange, which names an
-  /// item, Unsupported, or what the vendor throws.
+  /// Look up, check and sort all items for a queue of `device`; `map` is one of `device`. Throws InvalidRange, which
+  /// names an item, Unsupported, or what the vendor throws.
   PINNING_API Batch(PinnedMap& map, VendorDevice& device, VendorQueue& queue, Items const& items, Engine engine,
                     CopyLimits const& limits);
   PINNING_API ~Batch() override;
@@ -149,7 +149,7 @@ class Batch final : public CopyOperation {
   PINNING_API CopyPath path() const noexcept override;
   PINNING_API Reason reason() const noexcept override;
   Parts const& parts() const noexcept { return parts_; }
-  /// Parts of pageable memory that were left to the vendor's own copy, for which `submit` has waited.
+  /// Number of pageable parts that were left to the vendor's own copy, for which `submit` has waited.
   std::uint64_t plain() const noexcept { return plain_; }
 
  private:
@@ -161,9 +161,9 @@ class Batch final : public CopyOperation {
   CopyLimits const limits_;
   MemoryRanges dst_ranges_, src_ranges_;
   Parts parts_;
-  std::vector<std::unique_ptr<Staged>> staged_;  // goes first
+  std::vector<std::unique_ptr<Staged>> staged_;  // destroyed first
   std::uint64_t plain_ = 0, plain_bytes_ = 0;
-  bool no_room_ = false;
+  Reason plain_reason_ = Reason::small;
 };
 
 }  // namespace pinning

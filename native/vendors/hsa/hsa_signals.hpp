@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signals to tell the end of work.
+// Signals that report the completion of work.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -9,21 +10,21 @@
 
 namespace pinning::hsa {
 
-/// Signals that are no longer needed, to be used again: one that can be slept on is the kernel's.
+/// Unused signals, kept for reuse: a signal on which a thread can sleep is a kernel object.
 class SpareSignals {
  public:
   explicit SpareSignals(Runtime const& runtime) : runtime_(runtime) {}
   SpareSignals(SpareSignals const&) = delete;
   ~SpareSignals() {
     close();
-    close();  // those too that could not be destroyed
+    close();  // tries again those that could not be destroyed
   }
 
-  /// One of them, or a new one, with this value.
+  /// Takes one of them, or creates one, and sets its value.
   Handle take(std::int64_t value);
-  /// Keeps one for later, or destroys one when there are enough. Any destructor may call it. In a fork it does nothing.
+  /// Keeps a signal, or destroys one if there are enough. May be called by any destructor. Does nothing in a fork.
   void give(Handle signal) noexcept;
-  /// Destroys them, and from now on all that are given.
+  /// Destroys all spares, and from now on every signal passed to `give`.
   void close() noexcept;
 
  private:
@@ -32,7 +33,7 @@ class SpareSignals {
   Runtime const& runtime_;
   std::mutex mutex_;
   std::vector<Handle> spares_;
-  std::size_t made_ = 0;  // for so many is there room in `spares_`
+  std::atomic<std::size_t> made_ = 0;  // signals that exist; `spares_` has room for all
   std::size_t most_ = 64;
 };
 

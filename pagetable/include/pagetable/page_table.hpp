@@ -28,55 +28,56 @@ class InvalidRange : public std::invalid_argument {
 class Overlap : public std::invalid_argument {
  public:
   explicit Overlap(Region region) : std::invalid_argument("the range overlaps a region of the table"), region(region) {}
-  Region region;  // the first of those in the way
+  Region region;  // the first region that the range overlaps
 };
 
 // Note [PageTable design]
 // ~~~~~~~~~~~~~~~~~~~~~~~
 // Structures
-//   Cell     an aligned power of two of addresses (1 GiB, 2 MiB, 4 KiB, 256 B, 16 B, 1 B), as a word of four bytes.
-//            One that no region touches is empty; one that one region touches has that region's id; one that two to
-//            seven touch names a line; one that more touch is split into the cells one level down.
+//   Cell     an aligned address range (128 TiB, 1 GiB, 2 MiB, 4 KiB, 256 B, 16 B or 1 B), as a word of four bytes. The
+//            word is 0 if no region overlaps the cell, the region's id if one does, and a reference to a line if two to
+//            seven do; if more do, the cell is split into the cells one level down.
 //   Line     one cache line: the regions of such a cell, by where they begin.
 //   Record   the bounds of a region, a version that is odd while the region is in the table, and the user's `Value`.
-//   Below 128 TiB the cells of the three large sizes are flat arrays in reserved address space, so that the address alone
-//   says where they are; smaller cells and lines come from a pool.
+//   Below 128 TiB the cells of the three large sizes are flat arrays in reserved address space, located by the address
+//   alone; smaller cells and lines come from a pool.
 //
-// One mutex, for writers: `mutex_` guards all that changes. Every structure is made of atomics that readers load.
+// One mutex, for writers: `mutex_` guards all changes. Every structure is made of atomics that readers load.
 //
 // The life of a region
-//   insert   a record is filled; cells name it, which changes no answer as long as its version is even; the version
+//   insert   A record is filled. Cells name it, which changes no answer as long as its version is even. The version
 //            turns odd: in that instant the region is in the table for every reader.
-//   erase    the version turns even: the region has gone; cells forget it; the record goes to the free list.
-//   A region that is exactly one cell ("whole", in tables without values) comes and goes by the store of that cell: then
-//   its record turns before the cell is stored, and after the cell is cleared.
+//   erase    The version turns even: the region has gone. Cells drop it; the record goes to the free list.
+//   A region that is exactly one cell ("whole", in tables without values) appears and disappears with the store of that
+//   cell: its record's version turns after the cell is stored, and after the cell is cleared.
 //
-// Why readers need no lock: memory is type-stable (records, lines and nodes are reused only as what they are, and never
-// returned while the table lives), so a stale id or place always leads to something of its kind, and what is read there
-// is verified. A record's version is loaded before and after its bounds: both loads equal and odd, and the bounds hold
-// the address, make a true "present"; a version that changed means that the region left in that instant, a true
-// "absent". Cells and nodes change only so that whatever is in the table can still be found from where a reader stands.
-// A line alone can be replaced under a reader: a miss there counts only if the cell still names the line and the line's
-// version has not changed. So readers write no shared cache line, wait for no writer, and retry only for a line; and a
-// writer never waits for readers. The price: a table keeps the memory of its largest size.
+// Why readers need no lock: memory is type-stable (records, lines and nodes are reused only as the same kind, and never
+// returned while the table exists), so a stale id or place always leads to something of its kind, and everything read
+// there is verified. A record's version is loaded before and after its bounds. If both loads are equal and odd and the
+// bounds contain the address, "present" is correct; if the version changed, the region left in that instant, and
+// "absent" is correct. Cells and nodes change only so that every region in the table can still be found from wherever a
+// reader is. Only a line can be replaced under a reader: a miss there counts only if the cell still names the line and
+// the line's version has not changed. So readers write no shared cache line, wait for no writer, and retry only for a
+// line; and a writer never waits for readers. In return, a table keeps the memory of its largest size.
 
-/// Which region holds an address: disjoint half-open byte ranges, from one byte to the whole address space.
+/// Finds the region that holds an address: disjoint half-open byte ranges, from one byte to the whole address space.
 ///
-/// `find` and `find_range` take no lock, write nothing, and answer as of one instant while they ran. All else takes the
-/// table's mutex. A region comes and goes in one instant for all readers.
+/// `find` and `find_range` take no lock, write nothing, and are correct as of one instant during the call. All other
+/// calls but `contains`, `size` and `value` take the table's mutex. A region appears and disappears in one instant for
+/// all readers.
 ///
-/// `Value` is what a user keeps with each region: a trivially destructible struct of atomics of at most 40 bytes.
+/// `Value` is what a user keeps with each region: a trivially destructible struct of atomics, at most 40 bytes.
 template <class Value = Nothing>
 class PageTable {
  public:
-  /// `flat = false` does without the large reservations of address space (128 GiB, none of it memory), and so do those
-  /// tables of a process that would leave too little of it to the program.
+  /// `flat = false` omits the large reservations of address space (128 GiB, none of it memory). Tables that would leave
+  /// too little of it to the program omit them too.
   explicit PageTable(bool flat = true) : cells_(flat) {}
   PageTable(PageTable const&) = delete;
   PageTable& operator=(PageTable const&) = delete;
 
-  /// In a fork's child, for a table that other threads of the parent may have been in the middle of: gives its memory
-  /// back. It is not used afterwards, and need not be destroyed.
+  /// Unmaps the table's memory; for a forked child, if other threads of the parent may have been changing the table. It
+  /// must not be used afterwards, and need not be destroyed.
   void abandon() noexcept {
     cells_.abandon();
     records_.abandon();
@@ -89,10 +90,10 @@ class PageTable {
     return find(address, [](Value const&) {});
   }
 
-  /// `find`, and `look(value)` of that same region in the same instant (it must read the value's atomics by acquire).
+  /// `find`, and `look(value)` of that region as of the same instant (it must load the value's atomics with acquire).
   template <class Look>
   [[gnu::always_inline]] std::optional<Region> find(Address address, Look&& look) const noexcept {
-    // Three words and a verdict, not an optional: nothing here has its address taken, so all of it stays in registers.
+    // Three words and a verdict, not an optional, so that everything stays in registers.
     Address start = 0;
     std::uint64_t size = 0;
     Id id = 0;
@@ -109,7 +110,7 @@ class PageTable {
     return Region{region->start, region->size, region->id};
   }
 
-  /// The region that holds every byte of [start, start + size); none when size is 0.
+  /// The region that holds every byte of [start, start + size); none if size is 0.
   std::optional<Region> find_range(Address start, std::uint64_t size) const noexcept {
     auto region = find(start);  // gcc keeps a const optional in memory
     return region && size != 0 && region->contains(start, size) ? region : std::nullopt;
@@ -119,14 +120,13 @@ class PageTable {
 
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  /// The value of a region that the caller knows to stay in the table meanwhile.
+  /// The value of a region that stays in the table while the caller uses it.
   Value& value(Id id) noexcept { return records_.value(id); }
 
   // ---- under the mutex ----
 
-  /// Adds [start, start + size); `fill(value)` sets its value (by release stores) before any reader takes it for this
-  /// region's.
-  /// Throws InvalidRange, Overlap or std::bad_alloc, the table unchanged.
+  /// Adds [start, start + size); `fill(value)` sets its value (by release stores) before readers can find the region.
+  /// Throws InvalidRange, Overlap or std::bad_alloc, with the table unchanged.
   template <class Fill>
   Region insert(Address start, std::uint64_t size, Fill&& fill) {
     check(start, size);
@@ -143,7 +143,7 @@ class PageTable {
       records_.release(id);
       throw;
     }
-    if (!records_.is_live(id)) records_.flip(id);
+    records_.flip(id);
     size_.store(size_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return {start, size, id};
   }
@@ -151,7 +151,7 @@ class PageTable {
     return insert(start, size, [](Value&) {});
   }
 
-  /// Takes out the region that starts at `start` and returns it; nothing when no region starts there.
+  /// Removes the region that starts at `start` and returns it; none if no region starts there.
   std::optional<Region> remove(Address start) {
     std::lock_guard const guard(mutex_);
     auto const region = find(start);
@@ -160,7 +160,7 @@ class PageTable {
     return region;
   }
 
-  /// The regions that share a byte with [start, start + size), the first `most` of them, ascending.
+  /// The first `most` regions that share a byte with [start, start + size), ascending.
   std::vector<Region> overlapping(Address start, std::uint64_t size, std::size_t most = ~std::size_t{0}) const {
     check(start, size);
     std::vector<Region> found;
@@ -169,8 +169,8 @@ class PageTable {
     return found;
   }
 
-  /// Calls `look` with each of them, under the table's mutex: it must not wait, nor call the table. Neither allocates nor
-  /// frees. False, and nothing called, where another thread has the mutex.
+  /// Calls `look` with each of these regions, under the table's mutex: `look` must neither wait nor call the table.
+  /// Neither allocates nor frees. Returns false, without a call, if another thread has the mutex.
   template <class Look>
   bool try_visit(Address start, std::uint64_t size, Look&& look) const {
     check(start, size);
@@ -195,7 +195,7 @@ class PageTable {
   }
 
  private:
-  // A reader of a value must go to the record, so only tables without values answer from the cell.
+  // A value is in the record, so only tables without values can answer from the cell.
   static constexpr bool wholes = std::is_empty_v<Value>;
 
   static void check(Address start, std::uint64_t size) {
@@ -204,7 +204,7 @@ class PageTable {
 
   enum class Verdict { absent, present, unsure };
 
-  /// What a cell that is not split says of `address`; unsure when a line does not have it.
+  /// The answer of a cell that is not split for `address`; unsure if a line does not have it.
   template <class Look>
   [[gnu::always_inline]] Verdict judge(int level, Cell cell, Address address, Address& start, std::uint64_t& size,
                                        Id& id, Look&& look) const noexcept {
@@ -234,12 +234,12 @@ class PageTable {
       Verdict const verdict = judge(level, cell, address, region.start, region.size, region.id, look);
       if (verdict == Verdict::present) return region;
       if (verdict == Verdict::absent) return std::nullopt;
-      // Not on this line: true if that is still the cell's, and was not written while we read it.
+      // Not on this line: correct if the cell still names the line, and it was not written during the read.
       if (load(word) == cell && version % 2 == 0 && line.version() == version) return std::nullopt;
     }
   }
 
-  /// The node where [start, last] parts: it touches several cells there, or one that is not split.
+  /// The lowest node whose cells cover [start, last]: the range overlaps several of them, or one that is not split.
   Node descend(Address start, Address last) const noexcept {
     for (Node node = cells_.root();;) {
       std::size_t const index = node.index(start);
@@ -249,7 +249,7 @@ class PageTable {
     }
   }
 
-  /// The first region with a byte in [start, last], a range below `node`.
+  /// The first region with a byte in [start, last], a range within `node`.
   std::optional<Region> next(Node node, Address start, Address last) const noexcept {
     std::size_t const first = node.index(start), end = node.index(last);
     for (std::size_t i = first; (i = skip_empty(node.cells, i, end)) <= end; ++i) {
@@ -279,7 +279,7 @@ class PageTable {
     }
   }
 
-  /// The regions in a cell that is neither empty nor split. `address` is any one in the cell.
+  /// The regions in a cell that is neither empty nor split. `address` is any address in the cell.
   Line::Entries tenants_of(Node node, Cell cell, Address address) const noexcept {
     if (cell.is_line()) return cells_.line(cell.place()).entries();
     Line::Entries tenants;
@@ -288,8 +288,8 @@ class PageTable {
     return tenants;
   }
 
-  /// Enters `id` in the cells of [start, last], the part of its region below `node`. Until its record is live, that
-  /// changes no answer. Throws std::bad_alloc with some of it done, which `drop` undoes.
+  /// Enters `id` in the cells of [start, last], the part of its region within `node`. This changes no answer until the
+  /// record is live (or a whole cell is stored). Throws std::bad_alloc with part of it done, which `drop` undoes.
   void add(Node node, Address start, Address last, Id id) {
     std::size_t first = node.index(start), end = node.index(last);
     if (node.cells[first] != 0) {
@@ -300,7 +300,7 @@ class PageTable {
       add_to_cell(node, node.first_of_cell(last), last, id);
       if (end-- == first) return;
     }
-    Region const region = records_.bounds(id);  // not [start, last], which may be less, nor be what is still to do
+    Region const region = records_.bounds(id);  // not [start, last], which may be only a part of it
     if (wholes && region.start == node.first_of_cell(region.start) && region.size == node.cell_size() &&
         cells_.may_be_whole(node.level, start)) {
       store(node.cells + first, Cell::whole(id));
@@ -309,7 +309,7 @@ class PageTable {
     }
   }
 
-  /// The same for one cell, in which others are already.
+  /// The same for one cell that already has other regions.
   void add_to_cell(Node node, Address start, Address last, Id id) {
     CellWord* const word = node.cells + node.index(start);
     Cell cell(*word);
@@ -322,14 +322,14 @@ class PageTable {
         return;
       }
       Cell const divided = split(node, start, tenants);
-      store(word, divided);  // readers see the level below only when it is complete
+      store(word, divided);  // only now, so that readers see the level below complete
       if (cell.is_line()) cells_.release_line(cell);
       cell = divided;
     }
     add(cells_.child(node, cell, start), start, last, id);
   }
 
-  /// A node below the cell around `address` with these tenants in it. Throws std::bad_alloc, nothing changed.
+  /// Makes a node, with these tenants, below the cell around `address`. Throws std::bad_alloc with nothing changed.
   Cell split(Node node, Address address, Line::Entries const& tenants) {
     Cell const divided = cells_.split(node, address);
     Node const below = cells_.child(node, divided, address);
@@ -350,7 +350,7 @@ class PageTable {
     return divided;
   }
 
-  /// Takes `id` out of the cells of [start, last], as far as it is there. Nodes and lines that served it go back.
+  /// Takes `id` out of those cells of [start, last] that have it, and frees the nodes and lines that become unused.
   void drop(Node node, Address start, Address last, Id id) noexcept {
     std::size_t const first = node.index(start), end = node.index(last);
     drop_from_cell(node, start, first == end ? last : node.last_of_cell(start), id);
@@ -380,8 +380,8 @@ class PageTable {
   }
 
   void erase(Region const& region) noexcept {
-    // A whole cell is the answer, and must be cleared before its record flips, as `insert` sets it before. A reader that
-    // comes by an old cell sees only the record; having seen it flip, it must not find the region by the cell again.
+    // A whole cell is itself the answer, so it is cleared before its record flips; `insert` too stores it before. A
+    // reader with an older value of the cell sees only the record; after the flip, the cell must not say "present".
     bool const whole = cells_.find(region.start).cell.is_whole();
     if (!whole) records_.flip(region.id);
     drop(cells_.root(), region.start, region.last(), region.id);
@@ -392,7 +392,7 @@ class PageTable {
 
   Cells cells_;
   Records<Value> records_;
-  alignas(64) mutable std::mutex mutex_;  // one writer; guards all that readers do not look at
+  alignas(64) mutable std::mutex mutex_;  // one writer at a time
   std::atomic<std::size_t> size_ = 0;
 };
 

@@ -12,16 +12,16 @@
 
 namespace pagetable {
 
-/// The value of a table that only needs ranges.
+/// The `Value` of a table without values.
 struct Nothing {};
 
-/// The bounds (and a user's value) of every region, by id, in memory that never moves and is never returned while the
-/// table lives. That is the whole of the reclamation scheme: a reader may hold an id for as long as it likes, because
-/// what it then reads is always a record, and `version` says whether it is still the same one.
+/// The bounds and the user's value of every region, by id, in memory that never moves and is never returned while the
+/// table exists. This is the whole reclamation scheme: a reader may hold an id for any time, because it always refers
+/// to a record, and `version` shows whether that record still describes the same region.
 ///
 /// `version` is odd while the record's region is in the table. It has 64 bits and so never wraps. One writer at a time;
-/// readers take no lock and never retry: a record that changes under a reader was removed in that instant, so "absent"
-/// is a true answer.
+/// readers take no lock and never retry: if a record changes under a reader, its region was removed in that instant, so
+/// "absent" is correct.
 template <class Value>
 class Records {
  public:
@@ -31,13 +31,13 @@ class Records {
     if (!memory_) throw std::bad_alloc();
   }
 
-  /// Gives all memory back. The records are not used afterwards.
+  /// Returns all memory. The records must not be used afterwards.
   void abandon() noexcept { memory_.release(); }
 
   // ---- readers ----
 
-  /// Whether the region of `id` is live and holds `address`; if so, its bounds. `look(value)` runs between the two
-  /// looks at the version, so what it copies belongs to that region; it must read atomics with acquire order.
+  /// Whether the region of `id` is live and holds `address`; stores its bounds. `look(value)` runs between the two
+  /// loads of the version, so what it copies belongs to that region; it must read atomics with acquire order.
   template <class Look>
   bool holds(Id id, Address address, Address& start, std::uint64_t& size, Look&& look) const noexcept {
     Record const& record = records_[id];
@@ -51,14 +51,14 @@ class Records {
 
   // ---- the writer ----
 
-  /// The bounds of a record that the writer knows to be set, live or not.
+  /// The bounds of a record, live or not, that has been acquired.
   Region bounds(Id id) const noexcept {
     Record const& record = records_[id];
     return {record.start.load(std::memory_order_relaxed), record.size.load(std::memory_order_relaxed), id};
   }
   Value& value(Id id) noexcept { return records_[id].value; }
 
-  /// A record with these bounds, not yet live. Throws std::bad_alloc.
+  /// Allocates a record with these bounds, not yet live. Throws std::bad_alloc.
   Id acquire(Address start, std::uint64_t size) {
     Id id = free_;
     if (id != none) {
@@ -67,19 +67,18 @@ class Records {
       memory_.commit(std::size_t{used_} * sizeof(Record), sizeof(Record));
       id = used_++;
     }
-    // Release, so that a reader that sees a new bound also sees the even version before it.
+    // Release: a reader that sees a new bound also sees the even version stored before it.
     records_[id].start.store(start, std::memory_order_release);
     records_[id].size.store(size, std::memory_order_release);
     return id;
   }
-  bool is_live(Id id) const noexcept { return records_[id].version.load(std::memory_order_relaxed) % 2 != 0; }
-  /// The instant a region that spans several cells enters (`live`) or leaves the table.
+  /// Makes a record live or dead: a region that is not one whole cell enters or leaves the table in that instant.
   void flip(Id id) noexcept {
     auto& version = records_[id].version;
     version.store(version.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
   void release(Id id) noexcept {
-    records_[id].size.store(free_, std::memory_order_release);  // a dead record's size links the free ones
+    records_[id].size.store(free_, std::memory_order_release);  // dead records' sizes link the free list
     free_ = id;
   }
 
@@ -94,7 +93,7 @@ class Records {
   static_assert(std::is_trivially_destructible_v<Value>, "records are never destroyed, only reused");
 
   Reservation memory_;
-  Record* records_;  // zero bytes are a dead record
+  Record* records_;  // zeroed memory is a dead record
   Id used_ = 0;
   Id free_ = none;
 };

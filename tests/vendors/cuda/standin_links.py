@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies over several links: eight GPUs, all joined by NVLink.
 
-The stand-in checks the order of the calls and of what they do; what copies would take at given rates it adds up.
+The stand-in checks the order of the calls and of their work, and computes how long copies would take at given rates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def joined(standin: StandIn) -> Iterator[None]:
     yield
     for device in pinning.devices():
         device_slots(device).pop(of_queues.peers_of, None)
-    pending._seen.clear()  # else queues that are gone count as news of the next test's peers
+    pending._seen.clear()  # else queues that are gone make the next test's peers look busy
 
 
 def noise(size: int, seed: int = 1) -> numpy.ndarray:
@@ -56,7 +56,7 @@ def noise(size: int, seed: int = 1) -> numpy.ndarray:
 
 
 def at_once(size: int, links: object, locked: bool, to_device: bool = True) -> tuple[pinning.Copy, bool]:
-    """A copy of so many bytes there or back, and whether every byte is right."""
+    """A copy of `size` bytes to the device or back, and whether every byte is right."""
     source = noise(size)
     back = numpy.zeros(size, numpy.uint8)
     queue = pinning.Queue("cuda:0", links=links)  # type: ignore[arg-type]
@@ -84,6 +84,19 @@ def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: b
     assert copy.path is (CopyPath.DIRECT if locked else CopyPath.STAGED)
     over = min((size - 8 * MIB) // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
     assert f"{copy.path} over {over} links: cuda:0, cuda:" in copy.reason
+
+
+@pytest.mark.parametrize("rest", [1, 9 * MIB, 20 * MIB])
+@pytest.mark.parametrize("peers", [1, 3])
+def test_a_last_round_that_is_too_small_for_all_links(monkeypatch: pytest.MonkeyPatch, peers: int, rest: int) -> None:
+    monkeypatch.setattr(of_copies, "ROUND", 32 * MIB)
+    source = noise((1 + peers) * 32 * MIB + rest)
+    back = numpy.zeros_like(source)
+    with pinning.Queue("cuda:0", links=PEERS[:peers]) as queue, pinning.alloc(source.size, device="cuda:0") as there:
+        with pinning.lock(source, device="cuda:0"):
+            assert f"over {1 + peers} links" in pinning.copy(there, source, queue=queue).reason
+        pinning.copy(back, there, queue=queue)
+    assert (back == source).all()
 
 
 @pytest.mark.parametrize("size", [63 * MIB, 64 * MIB])
@@ -177,7 +190,7 @@ def test_files_go_over_links_too(tmp_path: Path, read: str, monkeypatch: pytest.
 
 def by_peers() -> int:
     """Bytes that went over peers' links, as `pinning top` shows them."""
-    with pinning.locked(numpy.zeros(1, numpy.uint8), device="cuda:0"):  # from then on it can be seen
+    with pinning.locked(numpy.zeros(1, numpy.uint8), device="cuda:0"):  # makes this process visible
         return status_of(os.getpid()).by_peers
 
 
@@ -279,7 +292,7 @@ def test_blocks_on_a_peer_are_bounded_and_given_back(standin: StandIn) -> None:
                 pinning.copy_async(host, there, queue=queue)
         (taken,) = (int(call.split()[-1]) for call in standin.calls("cuMemAlloc"))
         assert taken <= 64 * MIB
-        assert 0 <= pinning.copies.trim_staging() - taken < MIB  # and the list whose word queues wait for
+        assert 0 <= pinning.copies.trim_staging() - taken < MIB  # and the list with the word that queues wait for
 
 
 def test_what_cannot_be_links() -> None:
@@ -339,7 +352,7 @@ def test_whatever_call_fails_all_bytes_are_right_or_it_says_so(to_device: bool, 
                 FAULTS.begin()
             pinning.copy(back, there, queue=plain)
             assert failed or ((back == n % 251).all() and (array == n % 251).all())
-            pinning.copies.trim_staging()  # so that each time all is made anew
+            pinning.copies.trim_staging()  # so that everything is created anew each time
             if last:
                 break
     assert n > 30 and not failed
@@ -404,7 +417,7 @@ def test_a_queue_that_is_closed_between_two_rounds(monkeypatch: pytest.MonkeyPat
             pinning.copy(there, host, queue=queue)
         monkeypatch.undo()
         with pinning.Queue("cuda:0", links=["cuda:1"]) as other:
-            # Blocks on the peer may be about to be given back.
+            # Blocks on the peer may not have been given back yet.
             assert eventually(lambda: "over 2 links" in pinning.explain(there, host, queue=other).reason)
 
 
