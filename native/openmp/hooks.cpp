@@ -32,6 +32,7 @@
 #include <memory>
 #include <new>
 #include <pinning/watcher.hpp>
+#include <utility>
 
 #include "next_function.hpp"
 #include "stacks.hpp"
@@ -72,6 +73,9 @@ struct Next {
   decltype(&::sbrk) sbrk = nullptr;
 };
 Next next;
+thread_local bool looking_up = false;
+thread_local void* freed_early = nullptr;
+bool starts_are_hidden = false;  // see `look_for_a_runtime`
 
 template <class Function>
 void find(char const* name, Function*& function) {
@@ -93,7 +97,10 @@ void find_size_of_block() {
   if (found != nullptr && object(found) == object(next.free)) next.size_of_block = found;
 }
 
-[[gnu::constructor]] void look_up() {
+/// The first `find` frees the text of the thread's last error of dlsym or dlopen, before `free` is found: that is done at
+/// the end, unless the caller, which was called for this text, is about to.
+void look_up(void const* callers = nullptr) {
+  if (std::exchange(looking_up, true)) return;
   find("free", next.free);
   find_size_of_block();
   find("realloc", next.realloc);
@@ -111,6 +118,9 @@ void find_size_of_block() {
   find("thrd_create", next.thrd_create);
   find("brk", next.brk);
   find("sbrk", next.sbrk);
+  looking_up = false;
+  void* const text = std::exchange(freed_early, nullptr);
+  if (text != callers) next.free(text);
 }
 
 /// The watcher of the maps; null until this library is loaded, if it was not loaded first, and with PINNING_WATCH=0.
@@ -127,6 +137,8 @@ Next const& libc() {
   if (next.sbrk == nullptr) [[unlikely]] look_up();
   return next;
 }
+
+[[gnu::constructor]] void begin() { libc(); }
 
 void goes(Tool& tool, Range const& range) noexcept {
   if (Inside::now()) return;
@@ -326,10 +338,17 @@ link_map const* called(char const* name) noexcept {
   return nullptr;
 }
 
+/// A program that defines these itself, as a static ThreadSanitizer does, has to register a thread before it calls them.
+[[gnu::constructor]] void look_for_a_runtime() {
+  link_map const* const owner = called("pthread_mutex_lock");
+  starts_are_hidden = owner != nullptr && owner->l_prev == nullptr;
+}
+
 /// The function that a new thread runs, and its stack.
 template <class Result>
 struct Start : Stack {
-  Start(Result (*routine)(void*), void* argument) noexcept : routine(routine), argument(argument) {}
+  Start(pthread_attr_t const* attributes, Result (*routine)(void*), void* argument) noexcept
+      : Stack(attributes), routine(routine), argument(argument) {}
 
   static Result run(void* given) {
     auto& start = *static_cast<Start*>(given);
@@ -353,7 +372,8 @@ extern "C" {
 
 void free(void* ptr) noexcept {
   block_goes(ptr);
-  libc().free(ptr);
+  if (next.free == nullptr) [[unlikely]] look_up(ptr);
+  next.free != nullptr ? next.free(ptr) : void(freed_early = ptr);
 }
 
 void* realloc(void* ptr, size_t size) noexcept {
@@ -485,7 +505,8 @@ long syscall(long number, ...) noexcept {
 
 int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*routine)(void*),
                    void* argument) noexcept {
-  auto* const start = new (std::nothrow) Start<void*>(routine, argument);
+  if (starts_are_hidden) return libc().pthread_create(thread, attributes, routine, argument);
+  auto* const start = new (std::nothrow) Start<void*>(attributes, routine, argument);
   if (start == nullptr) return EAGAIN;
   int const error = libc().pthread_create(thread, attributes, Start<void*>::run, start);
   if (error != 0) delete start;
@@ -493,7 +514,8 @@ int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*
 }
 
 int thrd_create(thrd_t* thread, thrd_start_t routine, void* argument) {
-  auto* const start = new (std::nothrow) Start<int>(routine, argument);
+  if (starts_are_hidden) return libc().thrd_create(thread, routine, argument);
+  auto* const start = new (std::nothrow) Start<int>(nullptr, routine, argument);
   if (start == nullptr) return thrd_nomem;
   int const error = libc().thrd_create(thread, Start<int>::run, start);
   if (error != thrd_success) delete start;

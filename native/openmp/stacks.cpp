@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 
@@ -47,6 +48,13 @@ Range stack_of(pthread_t thread) noexcept {
 
 }  // namespace
 
+Stack::Stack(pthread_attr_t const* attributes) noexcept {
+  pthread_attr_t usual;
+  pthread_attr_init(&usual);
+  pthread_attr_getstacksize(attributes != nullptr ? attributes : &usual, &size_);
+  pthread_attr_destroy(&usual);
+}
+
 void Stack::begin() noexcept {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   static bool made = false;
@@ -58,9 +66,10 @@ void Stack::begin() noexcept {
   pthread_mutex_init(&life_, &robust);
   pthread_mutexattr_destroy(&robust);
   pthread_mutex_lock(&life_);
-  // Called by the thread itself: pthread_getattr_np holds a lock of the thread that it describes, and calls free, whose
-  // hook waits for any thread that decides about locks.
-  if (!this_process.sandboxed) range_ = stack_of(pthread_self());
+  // glibc puts the thread's descriptor at the top of its stack, on ARM below static TLS. pthread_getattr_np would
+  // allocate and ask the kernel.
+  Address const top = (static_cast<Address>(pthread_self()) | (largest_page - 1)) + 1;
+  range_ = {top - std::min<Address>(top, size_ + largest_page), top};
   List const list;
   if (list.all.era == 0) list.all.era = ++last_era;
   era_ = list.all.era;

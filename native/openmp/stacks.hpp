@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "range.hpp"
@@ -14,11 +15,12 @@ namespace pinning::omp {
 /// elsewhere: a thread may end unnoticed, by a system call, and its stack with it.
 class Stack {
  public:
-  Stack() = default;
+  /// Of a thread that is created with these attributes, or with the default ones.
+  explicit Stack(pthread_attr_t const* attributes) noexcept;
   Stack(Stack const&) = delete;
 
-  /// Called on the thread. Makes no system call if the program has forbidden itself most of them; the stack then stays
-  /// unknown.
+  /// Called on the thread. Makes no system call and does not allocate: the program may have forbidden itself the one, and
+  /// its allocator may not know the thread yet.
   void begin() noexcept;
 
  protected:
@@ -29,6 +31,7 @@ class Stack {
   static void end(void* stack) noexcept;
   bool is_there() const noexcept;
 
+  std::size_t size_ = 0;
   Range range_;
   mutable pthread_mutex_t life_;  // robust and held by the thread: the kernel marks it when the thread is gone
   std::uint64_t era_ = 0;         // of the list that contains this

@@ -24,6 +24,7 @@ WAYS = [
     "ten descriptors",
     "no streams",
     "small stacks",
+    "idle threads",
     "few addresses",
     "no processes",
     "changed root",
@@ -79,10 +80,35 @@ def test_a_program_does_the_same(build: Build, way: str) -> None:
     assert by_run(*command) == plain
 
 
+def linked_to(build: Build, source: str) -> list[object]:
+    """Builds a library; the options that link a program to it, whose constructors run before those of the tool."""
+    library = build(source, f"lib{Path(source).stem}.so", "-shared", "-fPIC")
+    return ["-Wl,--no-as-needed", library, f"-Wl,-rpath,{library.parent}"]
+
+
+def test_a_library_that_meets_errors_of_the_loader_before_the_tool_begins(build: Build) -> None:
+    """The loader frees the text of such an error when the tool looks up `free`."""
+    program = build("harmless.c", "early_errors", *linked_to(build, "early_errors.c"))
+    plain = outcome(program, "memory")
+    assert plain[0] == 5, plain
+    assert outcome(program, "memory", preload=str(TOOL)) == plain
+
+
+def test_a_program_with_a_thread_sanitizer(build: Build) -> None:
+    """Its runtime in the program itself must register a thread before that calls a function of threads."""
+    try:
+        program = build("harmless.c", "tsan", "-fsanitize=thread", "-static-libtsan")
+    except subprocess.CalledProcessError:
+        pytest.skip("needs libtsan.a, which comes with gcc")
+    plain = outcome(program, "small stacks")
+    if plain[0] != 5:
+        pytest.skip("a thread sanitizer: does not run here")
+    assert outcome(program, "small stacks", preload=str(TOOL)) == plain
+
+
 def test_a_library_that_joins_its_threads_before_a_fork(build: Build) -> None:
-    library = build("joins_before_fork.c", "libjoins_before_fork.so", "-shared", "-fPIC")
-    options = ["-DPROGRAM", library, f"-Wl,-rpath,{library.parent}"]
-    program = build("joins_before_fork.c", "joins_before_fork", *options)
+    options = linked_to(build, "joins_before_fork.c")
+    program = build("joins_before_fork.c", "joins_before_fork", "-DPROGRAM", *options)
     assert outcome(program, preload=str(TOOL)) == (0, "20 children\n", "")
 
 

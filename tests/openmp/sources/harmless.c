@@ -194,6 +194,34 @@ static void no_streams(void) {
   use_threads(0);
 }
 
+static pthread_barrier_t all_are_there;
+
+static void *wait_idle(void *nothing) {
+  pthread_barrier_wait(&all_are_there);
+  pthread_barrier_wait(&all_are_there);
+  return nothing;
+}
+
+/// Threads that allocate nothing need no memory beyond their stacks: an arena of malloc would take 64 MiB of addresses.
+static void idle_threads(void) {
+  enum { threads = 8, stack = 256 << 10, room = 200 << 20 };
+  long pages = 0;
+  FILE *const status = fopen("/proc/self/statm", "r");
+  CHECK(status != NULL && fscanf(status, "%ld", &pages) == 1 && fclose(status) == 0);
+  struct rlimit const most = {(rlim_t)pages * 4096 + room, RLIM_INFINITY};
+  CHECK(setrlimit(RLIMIT_AS, &most) == 0);
+  pthread_t thread[threads];
+  pthread_attr_t attributes;
+  CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, stack) == 0);
+  CHECK(pthread_barrier_init(&all_are_there, NULL, threads + 1) == 0);
+  for (int i = 0; i < threads; i++) CHECK(pthread_create(&thread[i], &attributes, wait_idle, NULL) == 0);
+  pthread_barrier_wait(&all_are_there);
+  void *const half = mmap(NULL, room / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  pthread_barrier_wait(&all_are_there);
+  CHECK(half != MAP_FAILED);
+  for (int i = 0; i < threads; i++) CHECK(pthread_join(thread[i], NULL) == 0);
+}
+
 static void libraries(void) {
   for (int i = 0; i < 3; i++) {
     void *const library = dlopen("libresolv.so.2", RTLD_NOW);
@@ -236,6 +264,7 @@ int main(int count, char **arguments) {
   }
   if (!strcmp(how, "no streams")) no_streams();
   if (!strcmp(how, "libraries")) libraries();
+  if (!strcmp(how, "idle threads")) idle_threads();
   if (!strcmp(how, "traced")) traced();
   if (!strcmp(how, "small stacks")) use_threads(PTHREAD_STACK_MIN);
   if (!strcmp(how, "no processes")) {
