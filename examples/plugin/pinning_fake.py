@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import os
 
 from pinning.errors import AlreadyPinnedError, PluginUnavailableError, VendorError
 from pinning.plugin import AutomaticLocking, PinnedInfo
@@ -29,6 +30,7 @@ class FakeDevice(AutomaticLocking):
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}  # base: size; a real driver keeps this itself
+        os.register_at_fork(after_in_child=self._held.clear)  # locks stay with the parent
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
         """Call the vendor's lock. If it fails, nothing is locked."""

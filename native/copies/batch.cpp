@@ -52,11 +52,11 @@ void Batch::submit_all(VendorQueue& queue) {
   count();
 }
 
-/// Stage parts of pageable memory; a single small part, or any without pinned blocks, goes to the vendor's own copies.
+/// Stage parts of pageable memory; a single small part to the host, or any without pinned blocks, goes to the vendor's own
+/// copies. To the device that would read a small source at once, before earlier work of the queue.
 void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyItem> const& parts) {
   if (parts.empty()) return;
-  bool const to_device = toward == Staging::Toward::device;
-  if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from(to_device)) {
+  if (toward != Staging::Toward::host || parts.size() > 1 || parts[0].size >= limits_.stage_to_host) {
     staged_.reserve(staged_.size() + 1);
     if (auto staged = staging_.copy(queue, toward, parts, false, limits_)) {
       staged_.push_back(std::move(staged));

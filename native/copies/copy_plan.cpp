@@ -28,7 +28,8 @@ bool is_device(MemoryRanges& ranges, char const* name, Address ptr, std::uint64_
 CopyPath path_of(MemoryRange const& range, std::uint64_t size, CopyRequest const& request, bool stages,
                  CopyLimits const& limits) {
   if (range.kind == MemoryRange::Kind::locked) return CopyPath::direct;
-  return stages && limits.stages(size, request.to_device()) ? CopyPath::staged : CopyPath::plain;
+  bool const in_turn = request.to_device() && request.in_turn;
+  return stages && (in_turn || limits.stages(size, request.to_device())) ? CopyPath::staged : CopyPath::plain;
 }
 
 Reason reason_of(CopyPlan const& plan, CopyRequest const& request, bool stages, CopyLimits const& limits) {
@@ -115,6 +116,7 @@ void PlannedCopy::submit_all(VendorQueue& queue) {
       staged_.push_back(std::move(copy));
     } else {
       if (path == CopyPath::staged) path = CopyPath::plain, no_room_ = true;
+      if (path != CopyPath::direct && request_.to_device() && request_.in_turn) queue.synchronize();
       path == CopyPath::direct ? copy_in_turns(queue, step) : queue.copy(step.dst, step.src, step.size);
     }
     any_submitted_ = true;

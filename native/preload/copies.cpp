@@ -61,6 +61,16 @@ Memory memory_at(Driver const& driver, Address address) noexcept {
   return type == 1 ? Memory::pinned : Memory::device;  // CU_MEMORYTYPE_HOST
 }
 
+/// Whether these bytes are in one allocation, without which the driver refuses to copy them. For memory that is mapped
+/// (cuMemMap) the driver names the reserved addresses, so a copy may go from one mapping into the next one.
+bool is_in_one_allocation(Driver const& driver, Address start, std::uint64_t size) noexcept {
+  int asked[] = {11, 12};  // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE
+  std::uint64_t first = 0, bytes = 0;
+  void* answers[] = {&first, &bytes};
+  if (driver.cuPointerGetAttributes(2, asked, answers, start) != success || start < first) return false;
+  return size <= bytes && start - first <= bytes - size;
+}
+
 /// During its lifetime, calls of this thread invalidate no capture.
 class BesideCaptures {
  public:
@@ -170,14 +180,17 @@ Outcome could_be(Driver const& driver, Request& request) noexcept {
   Memory const host = to_device ? src : dst, device = to_device ? dst : src;
   Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
   std::uint64_t const host_size = to_device ? from : to, device_size = to_device ? to : from;
-  if (device != Memory::device || (host != Memory::pageable && host != Memory::pinned)) return Outcome::other_memory;
+  bool const of_host = host == Memory::pinned || (host == Memory::pageable && host_start != 0);
+  if (device != Memory::device || !of_host) return Outcome::other_memory;
   Memory const last = memory_at(driver, host_start + host_size - 1);
   if (host == Memory::pinned) return last == Memory::pinned ? Outcome::direct : Outcome::pinned_in_part;
   if (last != Memory::pageable) return Outcome::pinned_in_part;
+  if (!is_in_one_allocation(driver, device_start, device_size)) return Outcome::other_memory;
+  // The last of the reserved addresses may not be mapped.
+  if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
   for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
     if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
   }
-  if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
   if (request.height > 1 && request.width < least_row) return Outcome::small;
   if (!settings.stages) return Outcome::off;
   return StagingLimits().threads < 2 ? Outcome::one_processor : Outcome::staged;
@@ -224,9 +237,7 @@ Outcome stage_group(Driver const& driver, Group const& group) {
     int const waits = driver.cuStreamQuery(stream);
     if (waits != success && waits != not_ready) return Outcome::refused;
   }
-  Contexts& all = contexts.get([] { return std::make_unique<Contexts>(); });
-  if (all.made_in != generation()) return Outcome::child;
-  Context& context = all.get(context_handle, context_number);
+  Context& context = contexts.get([] { return std::make_unique<Contexts>(); }).get(context_handle, context_number);
   if (context.failures >= most_failures) return Outcome::refused;
   if (context.asked_for.fetch_add(group.bytes) + group.bytes < thresholds_before_rings * settings.min_bytes) {
     return Outcome::few;
@@ -271,6 +282,9 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
       if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
     }
   };
+  // Before any question to the driver, whose locks other threads may have held at the fork.
+  Contexts const* const made = contexts.if_made();
+  if (made != nullptr && made->made_in != generation()) return each([](Request const&) { return Outcome::child; });
   if (omp::this_process.sandboxed) return each([](Request const&) { return Outcome::sandboxed; });
   if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
   if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });

@@ -104,12 +104,19 @@ int either_async(unsigned long long dst, unsigned long long src, std::size_t siz
       [&] { return call(symbol, dst, src, size, stream); });
 }
 
-// An end of CUDA_MEMCPY2D: its memory type, and the address of its first byte (0 for an array).
+// An end of CUDA_MEMCPY2D: its memory type, and the address of its first byte (0 for an array or null).
 enum : int { host_type = 1, device_type = 2, unified_type = 4 };
 
 Address first_byte(int type, void const* host, unsigned long long device, std::size_t pitch, std::size_t y, std::size_t x) {
   if (type != host_type && type != device_type && type != unified_type) return 0;
-  return (type == host_type ? address_of(host) : device) + y * pitch + x;
+  Address const base = type == host_type ? address_of(host) : device;
+  return base != 0 ? base + y * pitch + x : 0;
+}
+
+/// Otherwise the driver refuses the copy.
+bool fits(std::size_t width, std::size_t x, std::size_t pitch) {
+  constexpr std::size_t most_pitch = 0x7fffffff;  // CU_DEVICE_ATTRIBUTE_MAX_PITCH of all devices
+  return x <= pitch && width <= pitch - x && pitch <= most_pitch;
 }
 
 /// Rows that are contiguous at both ends become one. A width of 0 means that the copy cannot be staged.
@@ -119,7 +126,8 @@ Request request_of(Rows const& rows, std::uintptr_t stream, bool synchronous) {
   request.dst = first_byte(rows.dstMemoryType, rows.dstHost, rows.dstDevice, rows.dstPitch, rows.dstY, rows.dstXInBytes);
   request.src = first_byte(rows.srcMemoryType, rows.srcHost, rows.srcDevice, rows.srcPitch, rows.srcY, rows.srcXInBytes);
   bool const valid = request.dst != 0 && request.src != 0 && rows.Height > 0 &&
-                     (rows.Height == 1 || (rows.WidthInBytes <= rows.dstPitch && rows.WidthInBytes <= rows.srcPitch));
+                     fits(rows.WidthInBytes, rows.dstXInBytes, rows.dstPitch) &&
+                     fits(rows.WidthInBytes, rows.srcXInBytes, rows.srcPitch);
   if (!valid) return request;
   request.width = rows.WidthInBytes;
   bool const one = rows.Height == 1 || (rows.WidthInBytes == rows.dstPitch && rows.WidthInBytes == rows.srcPitch);

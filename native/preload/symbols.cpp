@@ -87,11 +87,15 @@ void* driver_symbol(char const* name) noexcept {
 }
 
 void* driver_function(Symbol symbol) noexcept {
-  void* function = driver_functions[symbol].load(std::memory_order_acquire);
-  if (function == nullptr && (function = driver_symbol(entries[symbol].exported)) != nullptr) {
-    remembered(entries[symbol], function);
+  if (void* const known = driver_functions[symbol].load(std::memory_order_acquire)) return known;
+  Entry const& entry = entries[symbol];
+  void *const drivers = driver_symbol(entry.exported), *const next = next_dlsym()(RTLD_NEXT, entry.exported);
+  if (next != nullptr && next != drivers) {
+    driver_functions[symbol].store(next, std::memory_order_release);
+    return next;
   }
-  return function;
+  if (drivers != nullptr) remembered(entry, drivers);
+  return drivers;
 }
 
 void* in_place_of(void* function, char const* name, int version, bool per_thread) noexcept {

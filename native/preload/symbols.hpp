@@ -42,7 +42,8 @@ enum Symbol : unsigned { PINNING_COPY_SYMBOLS(PINNING_ENUMERATOR) symbols };
 /// The driver's own functions; null until known.
 extern std::atomic<void*> driver_functions[symbols];
 
-/// The driver's own function, looked up if not known yet; null if the program has not loaded the driver.
+/// The driver's own function, looked up if not known yet. If another library of the program defines it, such as a
+/// simulator, then that one, which the program would call without ours. Null if the driver is not loaded either.
 void* driver_function(Symbol symbol) noexcept;
 
 /// Our function in place of the driver's `function`, which is then remembered, for `cuGetProcAddress`; or `function`.

@@ -250,7 +250,7 @@ def _assigned(shape: tuple[int, ...], dtype: numpy.dtype[Any], value: Any, eleme
 def _without_leading(array: Array, ndim: int) -> Array:
     """The array without excess leading dimensions of length 1, as NumPy assigns it."""
     while array.ndim > ndim and array.shape[0] == 1:
-        array = array[0]
+        array = array[0, ...]  # a view, also without dimensions: elements cannot be read here
     return array
 
 

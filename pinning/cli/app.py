@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,8 +112,10 @@ def run(
     with _failures(as_json=False):
         file = report_file or (Path("-") if report else None)
         try:
-            variables = running.environment(os.environ, lock_mapped, file, trace, copies)
-            running.become(program, variables, [report_file, trace])
+            found = running.find(program[0])
+            base = running.start_environment()
+            variables = running.environment(base, lock_mapped, file, trace, copies, Path(found))
+            running.become(found, program, variables, [report_file, trace])
         except running.CannotRunError as error:
             say_error(str(error), as_json=False)
             raise typer.Exit(error.code) from None

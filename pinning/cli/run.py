@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
+import signal
 import stat
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +20,7 @@ from typing import NoReturn
 import pinning
 
 PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
+LIBSTDCXX = "libstdc++.so.6"
 
 
 class LockMapped(StrEnum):
@@ -44,12 +49,32 @@ def library() -> Path:
     path = pinning.library_dirs()[0] / "libpinning_omp.so"
     if not path.is_file():
         raise pinning.PluginUnavailableError(f"{path} is missing: reinstall pinning")
-    if set(str(path)) & set(" :"):
+    if not may_be_preloaded(path):
         raise pinning.PluginUnavailableError(
             f"LD_PRELOAD does not accept a path with a space or a colon, such as {path}: install pinning "
             "in another folder"
         )
     return path
+
+
+def may_be_preloaded(path: Path) -> bool:
+    return not set(str(path)) & set(" :")
+
+
+def start_environment() -> dict[str, str]:
+    """The environment that this process was started with, without entries that exec refuses: those without a name.
+
+    Not `os.environ`: in the C locale, CPython sets LC_CTYPE (PEP 538), which would change the program's locale.
+    """
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {name: value for name, value in os.environ.items() if name}
+    variables: dict[str, str] = {}
+    for name, equals, value in (os.fsdecode(entry).partition("=") for entry in entries):
+        if name and equals:
+            variables.setdefault(name, value)  # of equal names the first counts, as in getenv
+    return variables
 
 
 def environment(
@@ -58,9 +83,13 @@ def environment(
     report: Path | None = None,
     trace: Path | None = None,
     copies: Copies | None = None,
+    program: Path | None = None,
 ) -> dict[str, str]:
     """The environment of a program that runs with the tool: `base`, and the arguments that are not None."""
-    preload = [str(library()), *filter(None, [base.get("LD_PRELOAD")])]
+    preload = [str(library())]
+    if program and (brought := newer_libstdcxx(program, base)):
+        preload.append(str(brought))
+    preload += filter(None, [base.get("LD_PRELOAD")])
     more = {
         "PINNING_LOCK_MAPPED": lock_mapped,
         "PINNING_COPIES": copies,
@@ -69,6 +98,55 @@ def environment(
         "PINNING_RUN": str(os.getpid()),  # kept by exec: distinguishes the program from its children
     }
     return {**base, "LD_PRELOAD": ":".join(preload), **{name: value for name, value in more.items() if value}}
+
+
+def newer_libstdcxx(program: Path, variables: Mapping[str, str]) -> Path | None:
+    """The libstdc++ that the program brings, if it is newer than the one that the loader finds for the tool.
+
+    A process has only one, and the loader looks for the tool's before the program's. A preloaded one precedes both. An
+    older one is left to the program, because the programs that it starts inherit LD_PRELOAD and may need a newer one.
+    """
+    folder = executed(program).parent
+    own = folder.parent / "lib" / LIBSTDCXX
+    if folder.name != "bin" or str(folder.parent) in ("/", "/usr") or not may_be_preloaded(own):
+        return None
+    return own if release(own) > max(map(release, libstdcxx_of_loader(variables)), default=-1) else None
+
+
+def executed(program: Path) -> Path:
+    """What is executed: the program, or the interpreter of a script; if that is env, what env finds on PATH."""
+    try:
+        with program.open("rb") as file:
+            line = file.readline(256).partition(b"\0")[0]
+        words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+        if words and Path(words[0]).name == "env":
+            words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        return Path(shutil.which(words[0]) or words[0] if words else program).resolve()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of symbolic links, up to Python 3.12; exec reports it
+        return program
+
+
+def libstdcxx_of_loader(variables: Mapping[str, str]) -> Iterator[Path]:
+    """Where the loader finds libstdc++ for the tool, which has none in its own folder; also for other processors."""
+    for file in re.split("[ :]", variables.get("LD_PRELOAD", "")):
+        if Path(file).name == LIBSTDCXX:
+            yield Path(file)
+    for folder in filter(None, re.split("[:;]", variables.get("LD_LIBRARY_PATH", ""))):
+        yield Path(folder) / LIBSTDCXX
+    with suppress(OSError):
+        cache = Path("/etc/ld.so.cache").read_bytes()
+        for name in re.findall(rb"/[^\0]*/%s(?=\0)" % re.escape(LIBSTDCXX).encode(), cache):
+            yield Path(os.fsdecode(name))
+
+
+def release(libstdcxx: Path) -> int:
+    """N of its newest symbols' version, GLIBCXX_3.4.N; -1 if there is none, or none for this processor."""
+    try:
+        if not segments(libstdcxx):
+            return -1
+        return max(map(int, re.findall(rb"GLIBCXX_3\.4\.(\d+)\0", libstdcxx.read_bytes())), default=-1)
+    except (OSError, struct.error):
+        return -1
 
 
 def make_way(*files: Path | None) -> None:
@@ -128,27 +206,67 @@ def segments(program: Path) -> set[int] | None:
         return {kind for (kind,) in struct.iter_unpack(f"=I{size - 4}x", file.read(size * count))}
 
 
-def become(program: Sequence[str], variables: Mapping[str, str], files: Sequence[Path | None] = ()) -> NoReturn:
+def find(name: str) -> str:
+    """The path of a program, not normalized, because a script sees it.
+
+    Raises
+    ------
+    CannotRunError
+        There is no such file.
+    """
+    found = shutil.which(name)
+    if found is None and not ("/" in name and Path(name).exists()):
+        remedy = "check the path" if "/" in name else f"it is not on PATH; give its path, such as ./{name}"
+        raise CannotRunError(f"there is no program {name}: {remedy}", 127)
+    return found or name
+
+
+def become(
+    file: str, program: Sequence[str], variables: Mapping[str, str], files: Sequence[Path | None] = ()
+) -> NoReturn:
     """Delete the files, and replace this process with the program: its exit code, signals and streams are its own.
 
     Raises
     ------
     CannotRunError
-        There is no such program, or it cannot be executed; or locks are mandatory and the tool cannot be loaded into
-        it. If they are not mandatory, the latter is only reported.
+        The program cannot be executed; or locks are mandatory and the tool cannot be loaded into it. If they are not
+        mandatory, the latter is only reported.
     """
-    name = program[0]
-    found = shutil.which(name)
-    if found is None and not ("/" in name and Path(name).exists()):
-        remedy = "check the path" if "/" in name else f"it is not on PATH; give its path, such as ./{name}"
-        raise CannotRunError(f"there is no program {name}: {remedy}", 127)
-    if why := cannot_load(Path(found or name)):
-        text = f"the tool cannot be loaded into {found or name}, so nothing is locked: {why}"
+    if why := cannot_load(Path(file)):
+        text = f"the tool cannot be loaded into {file}, so nothing is locked: {why}"
         if variables.get("PINNING_LOCK_MAPPED", "").lower() == LockMapped.MANDATORY:
             raise CannotRunError(text, 1)
         print(f"pinning: {text}", file=sys.stderr, flush=True)
     make_way(*files)
+    restore_signals()
     try:
-        os.execve(found or name, list(program), dict(variables))
+        execute(file, program, variables)
     except OSError as error:
-        raise CannotRunError(f"{found or name} cannot be executed: {error.strerror}", 126) from None
+        raise CannotRunError(f"{file} cannot be executed: {error.strerror}", 126) from None
+
+
+def restore_signals() -> None:
+    """Give the signals that CPython ignores their default action, because exec would keep them ignored.
+
+    A caller that ignored them on purpose is not heeded: CPython keeps no record of what it found, and a parent that
+    ignores them itself, such as Python, does not show what it left to its child.
+    """
+    for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def execute(file: str, program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
+    """Execute a program as execvp and shells do: /bin/sh reads a text that the kernel does not take for a program."""
+    try:
+        os.execve(file, list(program), variables)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or not is_text(Path(file)):
+            raise
+    os.execve("/bin/sh", ["/bin/sh", file, *program[1:]], variables)
+
+
+def is_text(file: Path) -> bool:
+    """Whether the first line has no null byte, by which shells tell a script from a program for another machine."""
+    with file.open("rb") as opened:
+        return b"\0" not in opened.readline(256)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy
@@ -39,6 +40,38 @@ def test_pageable_memory_goes_there_and_comes_back(queue: pinning.Queue, memorie
         pinning.copy_async(back, there, queue=queue).wait()
         assert up.done()
     assert (back == array).all()
+
+
+@pytest.mark.parametrize("size", [64, 1 << 16, SIZE])
+@pytest.mark.parametrize("way", ["copy", "rows", "batch"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_source_that_pending_work_writes(
+    queue: pinning.Queue, memories: MemoryDevice, size: int, way: str, elsewhere: bool
+) -> None:
+    """Drivers read a small pageable source during the call, which would be before it is written."""
+    source, expected, back = numpy.zeros(size, numpy.uint8), noise(size), numpy.zeros(size, numpy.uint8)
+    submitted = threading.Event()
+
+    def write() -> None:
+        submitted.wait(0.2)  # or longer, if submission waits for this
+        source[:] = expected
+
+    with pinning.Queue(memories) as other, pinning.alloc(size, device=memories) as there:
+        try:
+            written = [other.call(write)] if elsewhere else [queue.call(write)]
+        except PinningError as error:
+            pytest.skip(str(error))
+        if way == "copy":
+            pinning.copy_async(there, source, queue=queue, wait_for=written)
+        elif way == "rows":
+            pinning.copy_2d_async(there, size, source, size, size, 1, queue, written)
+        else:
+            half = size // 2
+            dsts = [(there.ptr, half), (there.ptr + half, size - half)]
+            pinning.copy_batch_async(dsts, [source[:half], source[half:]], None, queue, written)
+        submitted.set()
+        pinning.copy_async(back, there, queue=queue).wait()
+    assert (back == expected).all()
 
 
 def test_locked_memory_goes_directly(queue: pinning.Queue, memories: MemoryDevice, locking: Device) -> None:

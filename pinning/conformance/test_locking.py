@@ -192,6 +192,7 @@ def test_threads_lock_at_once(held: Held) -> None:
         held.unlock(ptr)
         for _ in range(rounds):
             assert held.lock(ptr, each) == first
+            start.wait(30)  # all are held
             held.unlock(ptr)
 
     with ThreadPoolExecutor(8) as pool:

@@ -69,7 +69,8 @@ def how(counts: tuple[int, ...], plain: int = 0) -> tuple[CopyPath, str]:
     counts : tuple of int
         Parts copied by a kernel, by the engines, from and into pageable memory, and within the host.
     plain : int
-        Pageable parts that the vendor has copied itself, because there was no ring for them, or one small part only.
+        Pageable parts that the vendor has copied itself, because there was no ring for them, or a single small part to
+        the host.
     """
     groups = [(*group, count) for group, count in zip(_GROUPS, counts, strict=True) if count]
     reason = ", ".join(f"{_parts(count)} {words}" for _, words, _, count in groups)

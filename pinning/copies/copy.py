@@ -27,7 +27,14 @@ _TRIES = 100  # attempts, if another thread locks or unlocks each time; the erro
 
 
 def copy_planned(
-    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, buffer: object
+    to: End,
+    origin: End,
+    size: int,
+    queue: Queue,
+    wait_for: Iterable[Event],
+    early: bool,
+    in_turn: bool,
+    buffer: object,
 ) -> Copy:
     """Submit a copy that is more than one vendor call.
 
@@ -35,13 +42,15 @@ def copy_planned(
     ----------
     early : bool
         Whether the source may be read before the copy's turn.
+    in_turn : bool
+        Whether it must not, because pending work may write it.
     buffer : object
         The buffer of the host's end, which may be locked if it is copied often.
     """
     host = to if to.device is None else origin
 
     def submit_parts() -> Copy:
-        return _copy_planned(to, origin, size, queue, wait_for, early, buffer)
+        return _copy_planned(to, origin, size, queue, wait_for, early, in_turn, buffer)
 
     return resubmitted(submit_parts, queue.device, lambda: (host.ptr, size))
 
@@ -68,14 +77,21 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
 
 
 def _copy_planned(
-    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, buffer: object
+    to: End,
+    origin: End,
+    size: int,
+    queue: Queue,
+    wait_for: Iterable[Event],
+    early: bool,
+    in_turn: bool,
+    buffer: object,
 ) -> Copy:
-    work = plan_copy(to, origin, size, queue, early)
+    work = plan_copy(to, origin, size, queue, early, in_turn)
     plan = work.plan()
     if plan.to_device is not None and plan.path in (CopyPath.STAGED, CopyPath.PLAIN):
         host = origin.ptr if plan.to_device else to.ptr
         if lock_if_repeated(buffer, host, size, queue.device):
-            work = plan_copy(to, origin, size, queue, early)
+            work = plan_copy(to, origin, size, queue, early, in_turn)
             plan = work.plan().as_locked()
     if plan.reason_code is Reason.NOT_CONNECTED:
         assert to.device is not None
@@ -114,9 +130,11 @@ def staging_refusal(device: MemoryDevice) -> str | None:
     )
 
 
-def plan_copy(to: End, origin: End, size: int, queue: Queue, early: bool = False) -> RangeCopy:
+def plan_copy(
+    to: End, origin: End, size: int, queue: Queue, early: bool = False, in_turn: bool = False
+) -> RangeCopy:
     """Plan a copy in a queue now, and hold the locks of what it copies directly; nothing is submitted."""
-    return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early)
+    return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early, in_turn)
 
 
 def copy_2d_async(
@@ -191,16 +209,19 @@ class _Rows(NamedTuple):
         return host.ptr, self.host_pitch * (self.height - 1) + self.width
 
 
-def _copy_rows(block: _Rows, queue: Queue, wait_for: Iterable[Event]) -> Copy:
+def _copy_rows(block: _Rows, queue: Queue, wait_for: tuple[Event, ...]) -> Copy:
     to, dst_pitch, origin, src_pitch, width, height = block
     host_pitch = block.host_pitch
     _, span = block.host_span()
     planned = RangeCopy(to, origin, span, queue.device, stages=False)
     plan = planned.plan()
     borders = [step.dst - to.ptr for step in plan.steps[1:]]
+    in_turn = not plan.is_direct and origin.device is None and queue._is_to_be_written(origin.ptr, span, wait_for)
 
     def work(vendor_queue: VendorQueue) -> None:
         submitted = False
+        if in_turn:  # the vendor's own copy reads a small source during the call
+            vendor_queue.synchronize()
         try:
             for row, rows, column, count in _blocks(borders, host_pitch, width, height):
                 at, start = to.ptr + row * dst_pitch + column, origin.ptr + row * src_pitch + column

@@ -130,10 +130,13 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
         count_bytes(way_direct, size)
         return copy
     wait_for = events_of(wait_for)
-    if work is not None and submitted_plain(copy, work, submitter, wait_for):
+    cdef bint early = src_access_order == "any"
+    # The vendor's own copy reads a small source during the call.
+    cdef bint in_turn = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
+    if work is not None and not in_turn and submitted_plain(copy, work, submitter, wait_for):
         return copy
-    cdef bint early = src_access_order == "any" or submitter.may_be_read(origin.ptr, size, wait_for)
-    return copy_planned(to, origin, size, submitter, wait_for, early, src if origin.device is None else dst)
+    early = early or not in_turn and submitter.may_be_read(origin.ptr, size, wait_for)
+    return copy_planned(to, origin, size, submitter, wait_for, early, in_turn, src if origin.device is None else dst)
 
 
 def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:

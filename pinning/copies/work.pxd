@@ -32,6 +32,7 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
         uint64_t size
         Direction direction
         cbool early
+        cbool in_turn
         uint64_t ask_from
         cbool to_device() noexcept
         cbool has_host_end() noexcept

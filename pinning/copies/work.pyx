@@ -161,6 +161,8 @@ cdef class RangeCopy(NativeCopy):
         Whether the queue can stage.
     early : bool
         Whether the source may be read before the queue reaches the copy.
+    in_turn : bool
+        Whether it must not, because pending work may write it.
 
     Raises
     ------
@@ -169,12 +171,20 @@ cdef class RangeCopy(NativeCopy):
     """
 
     def __cinit__(
-        self, End to not None, End origin not None, uint64_t size, device: MemoryDevice, bint stages, bint early=False
+        self,
+        End to not None,
+        End origin not None,
+        uint64_t size,
+        device: MemoryDevice,
+        bint stages,
+        bint early=False,
+        bint in_turn=False,
     ) -> None:
         cdef CopyLimits limits = limits_of(costs)
         cdef CopyRequest request
         cdef VendorDevice* vendor = vendor_of(device)
-        request.dst, request.src, request.size, request.early = to.ptr, origin.ptr, size, early
+        request.dst, request.src, request.size = to.ptr, origin.ptr, size
+        request.early, request.in_turn = early, in_turn
         request.direction = direction_between(to, origin)
         request.ask_from = costs.least_worth_a_look(request.to_device())
         self.map, self.staging = map_of(device), staging_of(device)

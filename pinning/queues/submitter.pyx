@@ -372,6 +372,25 @@ cdef class Submitter:
     cdef bint is_usable(self) noexcept:
         return not self.closed and self.generation == generation()
 
+    cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1:
+        """Whether pending work may write a range before a copy that is submitted now. Work of others is not known."""
+        cdef Event wait
+        cdef Lane lane
+        for wait in self.waited_for(wait_for) + self.barrier:
+            if not wait.known_over():
+                return True
+        for lane in self.lanes:
+            if lane.writes.meet(lane.timeline.reached, start, size):
+                if lane.shared:  # perhaps captured: not polled
+                    return True
+                lane.poll()
+                if lane.writes.meet(lane.timeline.reached, start, size):
+                    return True
+        return False
+
+    def _is_to_be_written(self, uint64_t start, uint64_t size, wait_for: tuple[Event, ...]) -> bool:
+        return self.is_to_be_written(start, size, wait_for)
+
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         cdef Event wait
         cdef Lane lane

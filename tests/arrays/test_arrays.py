@@ -406,6 +406,16 @@ def test_an_array_that_is_given_is_filled_whatever_its_order(device: Any) -> Non
             assert (ary == array).all()
 
 
+def test_one_element_of_a_device_is_assigned_to_another(far: FarDevice) -> None:
+    """The host must not read it at its address."""
+    array = numbers(5)
+    there, scalar = arrays.to_device(array, device=far), arrays.device_array((), array.dtype, device=far)
+    there[2] = there[3:4]
+    scalar[()] = there[4:].reshape(1, 1)
+    assert same(there, array[[0, 1, 3, 3, 4]])
+    assert scalar.copy_to_host() == array[4]
+
+
 def test_between_two_devices(far: FarDevice) -> None:
     array = numbers(3, 4)
     here = arrays.to_device(array, device=HOST)

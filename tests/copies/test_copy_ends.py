@@ -516,9 +516,9 @@ def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any
     module = sys.modules["pinning.copies.copy"]
     plan_copy = module.plan_copy
 
-    def look(to: Any, origin: Any, size: int, queue: pinning.Queue, early: bool) -> Any:
+    def look(to: Any, origin: Any, size: int, queue: pinning.Queue, early: bool, in_turn: bool) -> Any:
         seen.append(early)
-        return plan_copy(to, origin, size, queue, early)
+        return plan_copy(to, origin, size, queue, early, in_turn)
 
     def point(queue: pinning.Queue, work: Any, waits: Any) -> Any:
         return queue.submit(None, waits, (), Copy)

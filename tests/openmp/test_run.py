@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import EXAMPLES, SOURCES, compile_program, run_plain, tidied, where_the_runtime_is
+from programs import (
+    EXAMPLES,
+    SOURCES,
+    MissingClangError,
+    clang,
+    compile_program,
+    run_plain,
+    tidied,
+    where_the_runtime_is,
+)
 
 NEVER = "pinning: the tool was never started, and nothing was locked: "
 
@@ -48,13 +57,13 @@ def test_it_ends_as_the_program_does() -> None:
 def test_what_is_no_program_gives_the_codes_of_a_shell(tmp_path: Path) -> None:
     done = pinning_run("--", "./no-such-program")
     assert (done.returncode, "there is no program ./no-such-program" in done.stderr) == (127, True)
-    text = tmp_path / "text"
-    text.write_text("no program")
-    pinning_run("--trace", text, "--", "./no-such-program")
-    assert text.read_text() == "no program"
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"no\0program")
+    pinning_run("--trace", binary, "--", "./no-such-program")
+    assert binary.read_bytes() == b"no\0program"
     for mode, why in [(0o644, "Permission denied"), (0o755, "Exec format error")]:
-        text.chmod(mode)
-        done = pinning_run("--", text)
+        binary.chmod(mode)
+        done = pinning_run("--", binary)
         assert (done.returncode, why in " ".join(done.stderr.split())) == (126, True)
     assert pinning_run("--", tmp_path).returncode == 126
     assert pinning_run().returncode == 2
@@ -71,12 +80,37 @@ def test_a_program_that_only_starts_others_is_no_such_program() -> None:
     assert pinning_run("--report", "--lock-mapped", "mandatory", "sh", "-c", "ls / > /dev/null; true").stderr == ""
 
 
-def test_a_program_compiled_by_gcc(tmp_path: Path) -> None:
+def compiled_by_gcc(folder: Path, construct: str) -> Path:
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
-    source, built = tmp_path / "program.c", tmp_path / "program"
-    source.write_text('#include <stdio.h>\nint main(void) {\n#pragma omp parallel\n{}\nprintf("done"); return 0; }')
+    source, built = folder / f"{construct}.c", folder / construct
+    source.write_text(
+        f'#include <stdio.h>\nint main(void) {{\n#pragma omp {construct}\n{{}}\nprintf("done"); return 0; }}'
+    )
     if subprocess.run([compiler, "-fopenmp", source, "-o", built]).returncode:
         pytest.skip("needs GCC's OpenMP runtime: apt-get install libgomp1")
+    return built
+
+
+@pytest.mark.parametrize("construct", ["", "parallel"])
+def test_a_program_that_does_not_offload_is_not_told(tmp_path: Path, construct: str) -> None:
+    done = pinning_run("--", compiled_by_gcc(tmp_path, construct) if construct else "true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_of_clang_that_comes_to_no_construct_is_not_told(tmp_path: Path) -> None:
+    try:
+        compiler = clang()
+    except MissingClangError as missing:
+        pytest.skip(str(missing))
+    source, built = tmp_path / "idle.c", tmp_path / "idle"
+    source.write_text("int main(int n, char** a) {\n if (n > 9)\n#pragma omp parallel\n{}\nreturn a == 0; }")
+    subprocess.run([compiler, "-fopenmp", source, "-o", built], check=True)
+    assert (pinning_run("--", built).returncode, pinning_run("--", built).stderr) == (0, "")
+    assert "the program has come to no OpenMP construct" in pinning_run("--report", "--", built).stderr
+
+
+def test_a_program_that_gcc_compiled_to_offload(tmp_path: Path) -> None:
+    built = compiled_by_gcc(tmp_path, "target")
     done = pinning_run(built)
     assert (done.returncode, done.stdout) == (0, "done")
     assert done.stderr.startswith(f"{NEVER}libgomp.so.1, GCC's OpenMP runtime, has no OMPT interface; ")

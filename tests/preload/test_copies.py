@@ -205,6 +205,25 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
+@pytest.mark.parametrize("form", ["sync", "async", "async stream", "either sync", "attributes async stream"])
+@pytest.mark.parametrize(("memory", "refused"), [("null", "1 1\n"), ("two allocations", "1 1 untouched, untouched\n")])
+def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: str, refused: str) -> None:
+    plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
+    assert ran.outcome == plain.outcome == (0, refused, "")
+    assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
+
+
+@pytest.mark.parametrize("call", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("rows", "memory"), [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide"))]
+)
+def test_so_are_such_rows(run: Run, call: str, rows: str, memory: str) -> None:
+    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch."""
+    plain, ran = (run("proc", f"rows {call} {rows}", memory, preload=preload) for preload in (False, True))
+    assert ran.outcome == plain.outcome == (0, "1 1\n" if memory == "null" else "error 1\n", "")
+    assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
+
+
 @pytest.mark.parametrize("form", ["either sync", "either async", "batch async stream", "attributes async stream"])
 @pytest.mark.parametrize("memory", ["on the device", "in the host", "no context"])
 def test_copies_that_are_not_between_the_two(run: Run, memory: str, form: str) -> None:
@@ -236,7 +255,11 @@ def test_a_context_of_the_programs_own(run: Run, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["sync", "async"])
 def test_a_child_of_fork_gets_what_the_driver_says(run: Run, form: str) -> None:
-    assert run("proc", form, "fork").outcome == (0, "child 6\nchild 6\nsame\n", "")
+    ran = run("proc", form, "fork")
+    assert ran.outcome == (0, "child 6\nchild 6\nsame\n", "")
+    # The first child cannot know that copies are forbidden to it. The second one asks the driver nothing.
+    plain = run("proc", form, "pageable")
+    assert ran.calls["cuPointerGetAttributes"] == plain.calls["cuPointerGetAttributes"] + 2
 
 
 @pytest.mark.parametrize("form", ["sync", "async"])

@@ -47,6 +47,26 @@ def test_names_are_found_as_without_it(program: Path) -> None:
     assert outcome(program, str(TOOL), dict(os.environ)) == plain
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_function_of_another_library_stays_that(
+    tmp_path: Path, build: Callable[[Driver], Path], beside: bool
+) -> None:
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    if not beside and "libcuda.so.1" in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout:
+        pytest.skip("needs a machine without CUDA")
+    try:
+        environment = DRIVER.environment(build(DRIVER)) if beside else dict(os.environ)
+    except MissingError as error:
+        pytest.skip(str(error))
+    command = [compiler, "-O2", "-Wall", "-Werror", SOURCE.with_name("simulator.c")]
+    subprocess.run([*command, "-shared", "-fPIC", "-DLIBRARY", "-o", tmp_path / "libsimulator.so"], check=True)
+    linked = [f"-L{tmp_path}", "-lsimulator", f"-Wl,-rpath,{tmp_path}", "-ldl"]
+    subprocess.run([*command, "-o", tmp_path / "program", *linked], check=True)
+    plain = outcome(tmp_path / "program", "", environment)
+    assert plain == (0, f"{'beside a driver' if beside else 'alone'}\n" + 3 * "77 bytes\n", "")
+    assert outcome(tmp_path / "program", str(TOOL), environment) == plain
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_another_library_that_answers_dlsym(tmp_path: Path, first: bool) -> None:
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")

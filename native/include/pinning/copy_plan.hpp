@@ -52,6 +52,7 @@ struct CopyRequest {
   std::uint64_t size;
   Direction direction;
   bool early = false;  // the source may be read before the copy's turn: no work submitted before writes it
+  bool in_turn = false;  // it must not: pending work may write it, and the vendor's own copy would read it at once
   /// From this many bytes on, or from as many as are staged, the vendor is asked whether others have pinned them.
   std::uint64_t ask_from = ~std::uint64_t{0};
 

@@ -2,6 +2,8 @@
 #include "ur_loader.hpp"
 
 #include <dlfcn.h>
+#include <limits.h>
+#include <unistd.h>
 
 namespace pinning::ur {
 
@@ -13,6 +15,10 @@ Loader::Loader()
   Function<void()> only_before_2025_3{"urGetGlobalProcAddrTable"};
   library_.get_if_there(only_before_2025_3);
   platforms_of_several_ = static_cast<bool>(only_before_2025_3);
+  char folder[PATH_MAX];
+  if (getcwd(folder, sizeof folder) == nullptr) {  // Intel's loader ends the process then
+    throw Unavailable("libur_loader.so.0 cannot start in a working directory that no longer exists; change to another one");
+  }
   if (int const code = urLoaderInit(0, nullptr); code != 0) {
     throw Unavailable("libur_loader.so.0 does not start (" + failed("urLoaderInit", code).text() +
                       "); UR_LOG_LOADER='level:info;output:stderr' makes it say why");

@@ -120,7 +120,7 @@ typedef int FirstBatch(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyA
                        CUstream);
 
 static char suffix[8];
-static size_t rows = 1, pitch;
+static size_t rows = 1, pitch, shift, only_pitch;
 static int is_async, is_rows, is_either, is_batch, is_first_batch, is_attributed;
 static CUmemcpyAttributes attributes[2] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM},
                                            {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL}};
@@ -149,6 +149,9 @@ static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size)
         p.dstMemoryType = to_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
         if (to_device) p.srcHost = (void *)src, p.dstDevice = dst, p.dstPitch += pitch;
         else p.dstHost = (void *)dst, p.srcDevice = src, p.srcPitch += pitch;
+        if (to_device) p.srcY = src == 0, p.dstXInBytes = shift;
+        else p.dstY = dst == 0, p.srcXInBytes = shift;
+        if (only_pitch != 0) p.dstPitch = p.srcPitch = only_pitch;
         snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
         return is_async ? ((RowsAsync *)function(exported))(&p, stream) : ((Rows *)function(exported))(&p);
     }
@@ -171,6 +174,21 @@ static char *host_memory(char const *kind) {
     else memory = aligned_alloc(4096, SIZE);
     for (size_t i = 0; i < SIZE; i++) memory[i] = (char)(i * 7 + i / 4099);
     return memory;
+}
+
+// Two device allocations of SIZE, the second just behind the first; returns the first.
+static CUdeviceptr neighbours(void) {
+    enum { TRIES = 16 };
+    CUdeviceptr made[TRIES];
+    for (int i = 0; i < TRIES; i++) {
+        MUST(cuMemAlloc(&made[i], SIZE));
+        for (int j = 0; j < i; j++) {
+            if (made[j] - made[i] - SIZE < MIB) return made[i];
+            if (made[i] - made[j] - SIZE < MIB) return made[j];
+        }
+    }
+    printf("no neighbours\n");
+    exit(4);
 }
 
 static void *in_thread(void *context) {
@@ -262,7 +280,10 @@ int main(int count, char **arguments) {
     if (strstr(form, "thread") != NULL) strcpy(suffix, is_async ? "_ptsz" : "_ptds");
     if (is_rows) rows = 8;
     if (strstr(form, "pitched") != NULL) pitch = 512;
-    size_t const device_size = SIZE + 8 * pitch;
+    if (strstr(form, "shifted") != NULL) shift = 512;
+    if (strstr(form, "narrow") != NULL) rows = 1, only_pitch = 100;
+    if (strstr(form, "wide") != NULL) rows = 1, only_pitch = (size_t)1 << 31;
+    size_t const device_size = SIZE + 8 * pitch + shift;
     MUST(cuInit(0));
     CUcontext context;
     if (!strcmp(kind, "own context")) MUST(cuCtxCreate(&context, NULL, 0, 0));
@@ -334,6 +355,23 @@ int main(int count, char **arguments) {
     if (!strcmp(kind, "guarded")) guard(source, result);
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
     char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
+    if (!strcmp(kind, "null")) {
+        int const code = copy(to_device, device, 0, SIZE);
+        printf("%d %d\n", code, copy(to_host, 0, device, SIZE));
+        return 0;
+    }
+    if (!strcmp(kind, "two allocations")) {
+        CUdeviceptr const across = neighbours() + MIB;
+        int const code = copy(to_device, across, (CUdeviceptr)source, SIZE);
+        memset(source, 1, SIZE), memset(result, 1, SIZE);
+        printf("%d %d ", code, copy(to_host, (CUdeviceptr)result, across, SIZE));
+        MUST(cuCtxSynchronize());
+        printf("%s, ", memcmp(result, source, SIZE) == 0 ? "untouched" : "changed");
+        memset(source, 0, SIZE);  // as the memory was
+        MUST(cuMemcpyDtoH_v2(result, across, 4096));
+        printf("%s\n", memcmp(result, source, 4096) == 0 ? "untouched" : "changed");
+        return 0;
+    }
     size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;
     int const code = copy(to_device, device + past, (CUdeviceptr)source, size);
     if (code != 0) {

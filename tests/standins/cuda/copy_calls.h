@@ -51,6 +51,7 @@ COPY_IN_STREAM(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, CU_STREAM_PER_THREA
     CUresult CUDAAPI name(const CUDA_MEMCPY2D *pCopy);                    \
     CUresult CUDAAPI name(const CUDA_MEMCPY2D *pCopy) {                   \
         ENTER(CONTEXT, "%zu %zu", pCopy->WidthInBytes, pCopy->Height);    \
+        REQUIRE(rows_fit(pCopy), CUDA_ERROR_INVALID_VALUE);               \
         return copy_in_turn(stream, rows_of(pCopy));                      \
     }
 
@@ -62,5 +63,6 @@ WAITING_ROWS(cuMemcpy2DUnaligned_v2_ptds, CU_STREAM_PER_THREAD)
 CUresult CUDAAPI cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream);
 CUresult CUDAAPI cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream) {
     ENTER(WORKING, "%zu %zu %p", pCopy->WidthInBytes, pCopy->Height, (void *)hStream);
+    REQUIRE(rows_fit(pCopy), CUDA_ERROR_INVALID_VALUE);
     return move_work(hStream ? hStream : CU_STREAM_PER_THREAD, rows_of(pCopy));
 }

@@ -91,6 +91,10 @@ static CUcontext current(void) {
 
 static int ordinal(void) { return device_of(current()); }
 
+// In a forked child every call fails, but none waits: another thread may have been in a call at the fork.
+static void begin_child(void) { mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+__attribute__((constructor)) static void survive_forks(void) { pthread_atfork(NULL, NULL, begin_child); }
+
 // What a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
 enum needs { NOTHING, DRIVER, WORKING, CONTEXT };
 

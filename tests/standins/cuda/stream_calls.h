@@ -236,17 +236,32 @@ CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCoun
     return move_work(hStream, (struct work){.kind = COPY, .to = dst, .from = src, .width = ByteCount, .height = 1});
 }
 
+static CUdeviceptr first_byte(CUdeviceptr base, size_t y, size_t pitch, size_t x) {
+    return base ? base + y * pitch + x : 0;
+}
+
 static struct work rows_of(const CUDA_MEMCPY2D *p) {
     CUdeviceptr dst = p->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)p->dstHost : p->dstDevice;
     CUdeviceptr src = p->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)p->srcHost : p->srcDevice;
-    return (struct work){.kind = COPY, .to = dst + p->dstY * p->dstPitch + p->dstXInBytes,
-                         .from = src + p->srcY * p->srcPitch + p->srcXInBytes, .to_pitch = p->dstPitch,
+    return (struct work){.kind = COPY, .to = first_byte(dst, p->dstY, p->dstPitch, p->dstXInBytes),
+                         .from = first_byte(src, p->srcY, p->srcPitch, p->srcXInBytes), .to_pitch = p->dstPitch,
                          .from_pitch = p->srcPitch, .width = p->WidthInBytes, .height = p->Height};
+}
+
+enum { MAX_PITCH = 0x7fffffff };
+
+static bool row_fits(size_t width, size_t x, size_t pitch) {
+    return !pitch || (x <= pitch && width <= pitch - x && pitch <= MAX_PITCH);
+}
+
+static bool rows_fit(const CUDA_MEMCPY2D *p) {
+    return row_fits(p->WidthInBytes, p->dstXInBytes, p->dstPitch) &&
+           row_fits(p->WidthInBytes, p->srcXInBytes, p->srcPitch);
 }
 
 CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream hStream) {
     ENTER(WORKING, "%#llx %#llx %zu %zu %p", p->dstDevice, p->srcDevice, p->WidthInBytes, p->Height, (void *)hStream);
-    REQUIRE(p->WidthInBytes <= p->srcPitch && p->WidthInBytes <= p->dstPitch, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(rows_fit(p), CUDA_ERROR_INVALID_VALUE);
     REQUIRE(p->WidthInBytes && p->Height, CUDA_SUCCESS);
     return move_work(hStream, rows_of(p));
 }

@@ -56,6 +56,13 @@ def test_the_loader_is_found_where_pip_puts_it(standin_folder: Path, tmp_path: P
     assert run(program, {**WITHOUT, "STANDIN_UR": "devices=3"}) == "3\n"
 
 
+def test_a_working_directory_that_no_longer_exists(standin_folder: Path, tmp_path: Path) -> None:
+    """Intel's loader ends the process there."""
+    program = f"import os, tempfile\nos.chdir(tempfile.mkdtemp(dir={str(tmp_path)!r}))\nos.rmdir(os.getcwd())\n{COUNT}"
+    said = run(program, {**os.environ, "LD_LIBRARY_PATH": str(standin_folder), "STANDIN_UR": "devices=3"})
+    assert said.startswith("unavailable: libur_loader.so.0 cannot start in a working directory that no longer exists")
+
+
 @pytest.mark.parametrize(
     ("configuration", "words"),
     [

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pinning run`` starts a program as another launcher does: with its signals, environment, shell and libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+PINNING_RUN = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run"]
+
+
+def output(command: list[object], variables: Mapping[bytes, bytes] = os.environb) -> bytes:
+    """What a program under ``pinning run`` prints, and nothing of the launcher."""
+    whole = [*PINNING_RUN, "--", *map(str, command)]
+    done = subprocess.run(whole, env=dict(variables), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def test_signals_have_the_actions_of_the_caller() -> None:
+    mask = "while read -r name value; do [ $name = SigIgn: ] && echo $value; done < /proc/self/status; true"
+    assert output(["sh", "-c", mask]) == subprocess.check_output(["sh", "-c", mask])
+    nohup = ["nohup", "sh", "-c", mask]
+    assert subprocess.check_output([*nohup[:1], *PINNING_RUN, *nohup[1:]]) == subprocess.check_output(nohup)
+
+
+def test_a_program_ends_when_the_reader_of_its_pipe_is_gone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run([*PINNING_RUN, "--", "yes"], stdout=pipe, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (-13, b"")
+
+
+@pytest.mark.parametrize("locale", [{}, {b"LANG": b"C"}, {b"LC_CTYPE": b"C"}])
+def test_the_environment_is_that_of_the_caller(locale: dict[bytes, bytes]) -> None:
+    caller = {b"PATH": os.environb[b"PATH"], b"LATIN": b"\xe9", b"EMPTY": b"", b"EQUALS": b"=a=b=", **locale}
+    seen = dict(entry.split(b"=", 1) for entry in output(["env", "-0"], caller).split(b"\0") if entry)
+    assert {seen.pop(b"LD_PRELOAD").endswith(b"/libpinning_omp.so"), seen.pop(b"PINNING_RUN").isdigit()} == {True}
+    assert seen == caller
+
+
+def test_an_entry_without_a_name_does_not_matter() -> None:
+    command = ["env", "=x", *PINNING_RUN, "--", "echo", "done"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("way", ["path", "name"])
+def test_a_script_that_names_no_interpreter_is_one_of_the_shell(tmp_path: Path, way: str) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$0|$1|$2"')
+    script.chmod(0o755)
+    variables = {**os.environb, b"PATH": os.fsencode(tmp_path) + b":" + os.environb[b"PATH"]}
+    command: list[object] = [script if way == "path" else script.name, "a b", "--report"]
+    assert output(command, variables) == f"{script}|a b|--report\n".encode()
+
+
+class Prefix:
+    """A folder such as those of conda, with the system's cat and a copy of libstdc++ that has later symbols."""
+
+    def __init__(self, folder: Path, name: str, newest: int) -> None:
+        self.program = folder / name / "bin" / "cat"
+        self.library = folder / name / "lib" / "libstdc++.so.6"
+        for file in (self.program, self.library):
+            file.parent.mkdir(parents=True)
+        shutil.copy(shutil.which("cat") or pytest.skip("needs cat"), self.program)
+        shutil.copy(self.of_the_loader(), self.library)
+        with self.library.open("ab") as file_of_library:  # the loader does not read what follows the last section
+            file_of_library.write(b"\0GLIBCXX_3.4.%d\0" % newest)
+
+    @staticmethod
+    def of_the_loader() -> Path:
+        """The libstdc++ of a program that brings none."""
+        found = mapped(output(["cat", "/proc/self/maps"]))
+        assert len(found) == 1
+        return found.pop()
+
+
+def mapped(maps: bytes) -> set[Path]:
+    """The libstdc++ in /proc/self/maps."""
+    return {Path(os.fsdecode(name)) for name in re.findall(rb"/\S.*/libstdc\+\+\.so\.6.*", maps)}
+
+
+@pytest.mark.parametrize("way", ["program", "link", "script", "env"])
+def test_a_program_that_brings_a_newer_libstdcxx_has_that(tmp_path: Path, way: str) -> None:
+    prefix = Prefix(tmp_path, "prefix", newest=9999)
+    started, variables = tmp_path / way, dict(os.environb)
+    if way == "program":
+        started = prefix.program
+    elif way == "link":
+        started.symlink_to(prefix.program)
+    else:
+        started.write_text(f"#!{prefix.program if way == 'script' else '/usr/bin/env -S cat -u'}\n")
+        started.chmod(0o755)
+        variables[b"PATH"] = os.fsencode(prefix.program.parent) + b":" + variables[b"PATH"]
+    assert mapped(output([started, "/proc/self/maps"], variables)) == {prefix.library}
+
+
+@pytest.mark.parametrize(("name", "newest"), [("prefix", 0), ("a prefix", 9999), ("a:prefix", 9999)])
+def test_an_older_libstdcxx_and_one_that_cannot_be_preloaded_is_left(tmp_path: Path, name: str, newest: int) -> None:
+    prefix = Prefix(tmp_path, name, newest)
+    assert mapped(output([prefix.program, "/proc/self/maps"])) == {prefix.of_the_loader()}
+
+
+def test_a_still_newer_libstdcxx_of_the_caller_counts(tmp_path: Path) -> None:
+    prefix, caller = Prefix(tmp_path, "prefix", newest=9998), Prefix(tmp_path, "caller", newest=9999)
+    variables = {**os.environb, b"LD_LIBRARY_PATH": os.fsencode(caller.library.parent)}
+    assert mapped(output([prefix.program, "/proc/self/maps"], variables)) == {caller.library}
+    variables = {**os.environb, b"LD_PRELOAD": os.fsencode(caller.library)}
+    assert mapped(output([prefix.program, "/proc/self/maps"], variables)) == {caller.library}
