@@ -43,7 +43,7 @@ def test_pageable_memory_goes_there_and_comes_back(queue: pinning.Queue, memorie
 
 
 @pytest.mark.parametrize("size", [64, 1 << 16, SIZE])
-@pytest.mark.parametrize("way", ["copy", "rows", "batch"])
+@pytest.mark.parametrize("way", ["copy", "batch"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_source_that_pending_work_writes(
     queue: pinning.Queue, memories: MemoryDevice, size: int, way: str, elsewhere: bool
@@ -63,8 +63,6 @@ def test_a_source_that_pending_work_writes(
             pytest.skip(str(error))
         if way == "copy":
             pinning.copy_async(there, source, queue=queue, wait_for=written)
-        elif way == "rows":
-            pinning.copy_2d_async(there, size, source, size, size, 1, queue, written)
         else:
             half = size // 2
             dsts = [(there.ptr, half), (there.ptr + half, size - half)]

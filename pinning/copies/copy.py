@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,11 +49,8 @@ def copy_planned(
         The buffer of the host's end, which may be locked if it is copied often.
     """
     host = to if to.device is None else origin
-
-    def submit_parts() -> Copy:
-        return _copy_planned(to, origin, size, queue, wait_for, early, in_turn, buffer)
-
-    return resubmitted(submit_parts, queue.device, lambda: (host.ptr, size))
+    attempt = partial(_copy_planned, to, origin, size, queue, wait_for, early, in_turn, buffer)
+    return resubmitted(attempt, queue.device, lambda: (host.ptr, size))
 
 
 def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callable[[], tuple[int, int]]) -> Copy:
@@ -216,12 +214,9 @@ def _copy_rows(block: _Rows, queue: Queue, wait_for: tuple[Event, ...]) -> Copy:
     planned = RangeCopy(to, origin, span, queue.device, stages=False)
     plan = planned.plan()
     borders = [step.dst - to.ptr for step in plan.steps[1:]]
-    in_turn = not plan.is_direct and origin.device is None and queue._is_to_be_written(origin.ptr, span, wait_for)
 
     def work(vendor_queue: VendorQueue) -> None:
         submitted = False
-        if in_turn:  # the vendor's own copy reads a small source during the call
-            vendor_queue.synchronize()
         try:
             for row, rows, column, count in _blocks(borders, host_pitch, width, height):
                 at, start = to.ptr + row * dst_pitch + column, origin.ptr + row * src_pitch + column

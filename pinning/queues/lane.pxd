@@ -131,7 +131,7 @@ cdef class Lane:
     cdef raise_error(self)
     cdef hold(self, object thing)
     cdef Place last_place(self)
-    # Whether pending work may write these bytes, or this is unknown: if so, a later copy must not read them yet.
+    # If so, a later copy must not read them yet.
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept
     cdef look(self)
     cdef mark(self)

@@ -267,7 +267,8 @@ cdef class Lane:
         return not self.watched
 
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept:
-        return self.shared or self.writes.meet(self.timeline.reached, start, size)
+        """Whether a pending operation, as far as it is known here, may write a range of the host."""
+        return self.writes.meet(self.timeline.reached, start, size)
 
     # ---- how far the vendor is ----
 

@@ -380,31 +380,20 @@ cdef class Submitter:
             if not wait.known_over():
                 return True
         for lane in self.lanes:
-            if lane.writes.meet(lane.timeline.reached, start, size):
+            if lane.may_write(start, size):
                 if lane.shared:  # perhaps captured: not polled
                     return True
                 lane.poll()
-                if lane.writes.meet(lane.timeline.reached, start, size):
+                if lane.may_write(start, size):
                     return True
         return False
 
-    def _is_to_be_written(self, uint64_t start, uint64_t size, wait_for: tuple[Event, ...]) -> bool:
-        return self.is_to_be_written(start, size, wait_for)
-
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
-        cdef Event wait
         cdef Lane lane
-        for wait in self.waited_for(wait_for) + self.barrier:
-            if not wait.known_over():
-                return False
         for lane in self.lanes:
-            if lane.may_write(start, size):
-                if lane.shared:
-                    return False
-                lane.poll()
-                if lane.may_write(start, size):
-                    return False
-        return True
+            if lane.shared:
+                return False
+        return not self.is_to_be_written(start, size, wait_for)
 
     def share(self) -> int:
         """The vendor's handle of the first lane. From now on its events are made at once: others submit there."""
