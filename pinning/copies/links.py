@@ -241,13 +241,13 @@ def divided(
         ]
         while lines:  # in turn, so that all links begin at once
             lines = [line for line in lines if next(line, lines) is None]
+        copy = queue.submit(None, tuple(events), whole.keep, whole.make_event)  # a peer may be lost by now
     except BaseException:
         with suppress(Exception):  # the first error says more
             for way in ways:
                 way.synchronize()
             queue.synchronize()
         raise
-    copy = queue.submit(None, tuple(events), whole.keep, whole.make_event)
     copy.path, copy.reason = whole.path, reason_over(whole, queue, ways)
     return copy
 
@@ -279,7 +279,11 @@ class Rounds:
             count = min(size - at, (1 + len(ways)) * ROUND)
             again = partial(part, at, count)
             whole = again()
-            copy = divided(whole, count, self._queue, wait_for, ways) or whole.submit_all(self._queue, wait_for)
+            try:
+                copy = divided(whole, count, self._queue, wait_for, ways) or whole.submit_all(self._queue, wait_for)
+            except _REFUSALS:
+                whole = again()
+                copy = whole.submit_all(self._queue, wait_for)
             self._paths.append(copy.path)
             self._reasons.append(copy.reason)
             self._under_way.append((copy, again))
