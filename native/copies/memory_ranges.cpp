@@ -9,6 +9,12 @@ namespace {
 /// Whether the owner may have unpinned the region without the map's knowledge.
 bool is_of_others(Region const& region) noexcept { return region.external && !region.registered; }
 
+/// The end of the piece around `ptr` of a region that is growing: no copy may cross it, because one of the pieces may be
+/// locked by then.
+Address border_after(Region const& region, Address ptr) noexcept {
+  return region.start + std::min(region.whole, ((ptr - region.start) / region.piece + 1) * region.piece);
+}
+
 }  // namespace
 
 MemoryRanges::~MemoryRanges() {
@@ -43,7 +49,7 @@ MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_
   if (auto const range = locked(ptr)) return *range;
   map_.drain_invalidations();  // otherwise the vendor may still report memory as locked that is gone
   Gap const unlocked = gap(ptr, limit);
-  if (!unlocked.in_region && unlocked.end - ptr >= ask_from) {
+  if (!unlocked.in_region && (unlocked.of_sibling || unlocked.end - ptr >= ask_from)) {
     if (auto range = pinned(ptr)) {
       range->end = std::min(range->end, unlocked.end);
       return *range;
@@ -74,22 +80,37 @@ std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
                      pinned->size};
 }
 
-/// For `ptr`, which is not locked: the next byte that is, or that a vendor's call may be about to lock.
+/// For `ptr`, which is not locked in this map: the next byte that is, or whose lock may begin or end there in a sibling,
+/// or that a vendor's call may be about to lock.
 MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
+  Gap found = gap_here(ptr, limit);
+  auto const region = map_.first_of_siblings(ptr, found.end - ptr);
+  if (!region) return found;
+  Address const locked_until = region->start + region->size;
+  if (region->start > ptr) {
+    found.end = region->start;
+  } else if (ptr < locked_until) {
+    found = {std::min(found.end, locked_until), false, true};
+  } else {
+    found = {std::min(found.end, border_after(*region, ptr)), true};
+  }
+  return found;
+}
+
+MemoryRanges::Gap MemoryRanges::gap_here(Address ptr, Address limit) {
   for (Address from = ptr; from < limit;) {
     auto const regions = map_.overlapping(from, limit - from, true, 1);
     if (regions.empty()) break;
     Region const& region = regions.front();
     Address const after = region.start + region.whole;
     if (region.start > ptr) {
-      if (!is_of_others(region) || hold(region, region.start)) return {region.start, false};
+      if (!is_of_others(region) || hold(region, region.start)) return {region.start};
     } else if (ptr - region.start >= region.size) {
-      // The region is growing: no copy may cross a border of its pieces, because one may be locked by then.
-      return {std::min({limit, after, region.start + ((ptr - region.start) / region.piece + 1) * region.piece}), true};
+      return {std::min(limit, border_after(region, ptr)), true};
     }
     from = after;
   }
-  return {limit, false};
+  return {limit};
 }
 
 /// Hold a region; nothing if it is gone or the map is changing.

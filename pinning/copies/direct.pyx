@@ -131,11 +131,11 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
         return copy
     wait_for = events_of(wait_for)
     cdef bint early = src_access_order == "any"
-    # The vendor's own copy reads a small source during the call.
-    cdef bint in_turn = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
+    cdef bint written = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
+    cdef bint in_turn = written and submitter.reads_early()
     if work is not None and not in_turn and submitted_plain(copy, work, submitter, wait_for):
         return copy
-    early = early or not in_turn and submitter.may_be_read(origin.ptr, size, wait_for)
+    early = early or not written and not submitter.is_shared()
     return copy_planned(to, origin, size, submitter, wait_for, early, in_turn, src if origin.device is None else dst)
 
 
@@ -261,12 +261,12 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
 
 cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
     cdef CPinnedMap* native = map.map
-    cdef size_t count
-    if native.size() == 0 and not native.has_idle():
+    cdef bint has_any
+    if not native.may_have_any():
         return False
     with nogil:
-        count = native.overlapping(ptr, size, True).size()
-    return count != 0
+        has_any = native.has_any(ptr, size)
+    return has_any
 
 
 cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):

@@ -111,6 +111,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void drain_invalidations() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
         bool has_idle() noexcept
+        bool has_any(uint64_t ptr, uint64_t size) except +raise_in_python
+        bool may_have_any() noexcept
         uint64_t changes() noexcept
         bool changed_since(uint64_t changes, uint64_t ptr, uint64_t size) except +raise_in_python
         size_t size() noexcept

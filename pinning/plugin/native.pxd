@@ -77,6 +77,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
                      uint64_t height) except +raise_in_python
         void fill(uint64_t ptr, uint32_t value, unsigned bytes, uint64_t count) except +raise_in_python
         void call(void (*function)(void*), void* argument) except +raise_in_python
+        bool reads_early() noexcept
         bool waits_for_values() noexcept
         bool moves_parts() noexcept
         uint64_t turn_bytes() noexcept

@@ -24,6 +24,8 @@ cdef class Submitter:
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
     cdef bint is_usable(self) noexcept
+    cdef bint reads_early(self) noexcept
+    cdef bint is_shared(self) noexcept
     cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1
     # Whether an operation that is submitted now may read these bytes of the host before its turn.
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1

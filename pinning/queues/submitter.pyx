@@ -388,12 +388,20 @@ cdef class Submitter:
                     return True
         return False
 
-    cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
+    cdef bint reads_early(self) noexcept:
+        """Whether the vendor's own copy may read a small pageable source during the call."""
+        return (<Lane>self.lanes[0]).queue.reads_early()
+
+    cdef bint is_shared(self) noexcept:
+        """Whether others may submit to one of the vendor's queues."""
         cdef Lane lane
         for lane in self.lanes:
             if lane.shared:
-                return False
-        return not self.is_to_be_written(start, size, wait_for)
+                return True
+        return False
+
+    cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
+        return not self.is_shared() and not self.is_to_be_written(start, size, wait_for)
 
     def share(self) -> int:
         """The vendor's handle of the first lane. From now on its events are made at once: others submit there."""

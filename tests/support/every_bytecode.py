@@ -13,6 +13,7 @@ stays, and so shows then; running the group again, one bytecode at a time, shows
 
 from __future__ import annotations
 
+import dis
 import faulthandler
 import gc
 import sys
@@ -28,6 +29,11 @@ from interrupted import Findings, differences, give_back, on_the_way_of, prepare
 HANG = 120.0  # seconds after which a scenario counts as hung
 GROUP = 32  # bytecodes
 OURS = tuple(str(Path(package.__file__).parent) for package in (pinning, pinning_host))
+
+
+# Nothing raises at these. An exception there would leave the one that was handled before on the interpreter's stack,
+# and so alive with all frames of its traceback. It is raised at the next one instead.
+NEVER_RAISE = {dis.opmap[name] for name in ("PUSH_EXC_INFO", "POP_EXCEPT")}
 
 
 class Injection:
@@ -47,7 +53,7 @@ class Injection:
     def step(self, frame: FrameType, event: str, argument: object) -> Callable[..., object]:
         if event == "opcode":
             self.seen += 1
-            if self.seen == self.at:
+            if self.seen >= self.at and not self.where and frame.f_code.co_code[frame.f_lasti] not in NEVER_RAISE:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_qualname}"
                 raise self.error
         return self.step

@@ -236,6 +236,18 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     }
   }
 
+  /// The first region in a range that a sibling has and this map may lack, as `overlapping` reports them.
+  std::optional<Region> first_of_siblings(Address ptr, std::uint64_t size) const;
+
+  /// Whether it or a sibling has a region in a range, also an idle one.
+  bool has_any(Address ptr, std::uint64_t size) const {
+    return !overlapping(ptr, size, true, 1).empty() || first_of_siblings(ptr, size).has_value();
+  }
+  /// Whether `has_any` is worth asking.
+  bool may_have_any() const noexcept {
+    return size() != 0 || has_idle() || (siblings_ != nullptr && siblings_->several());
+  }
+
   /// Number of changes to what is locked: regions that were added, grew, were removed or became idle.
   std::uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 

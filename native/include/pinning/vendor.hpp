@@ -90,6 +90,8 @@ class VendorQueue {
 
   /// Submit a copy. If an end is pageable host memory, it may block until that memory has been read or written.
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
+  /// Whether `copy` may read a small pageable source during the call, before earlier work of the queue has written it.
+  virtual bool reads_early() const noexcept { return false; }
   virtual void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                        std::uint64_t height) = 0;
   /// `copy` of each part, in one vendor call if there is one for that. No two parts may share a byte that one writes.

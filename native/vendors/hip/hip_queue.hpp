@@ -25,6 +25,7 @@ class Queue final : public StreamQueue {
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return waits_for_values_; }
+  bool reads_early() const noexcept override { return true; }  // not known, and so presumed
   /// The runtime's comparison does not wrap: a word must begin at 0 and not exceed 2**31 - 1. While it waits, the
   /// stream occupies one of the few hardware queues, and other streams that share that queue wait too.
   void wait_value(Address address, std::uint32_t value) override;

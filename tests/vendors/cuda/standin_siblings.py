@@ -81,6 +81,30 @@ def test_a_copy_to_each_of_two_devices_is_direct(standin: StandIn) -> None:
         pinning.queues.default_queue(pinning.device(name)).close()
 
 
+@pytest.mark.parametrize("size", [12 * UNIT, 4 << 20], ids=["small", "large"])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("way", ["copy", "rows", "batch"])
+def test_copies_across_the_border_of_what_another_device_has_locked(
+    standin: StandIn, size: int, several: bool, way: str
+) -> None:
+    """The driver refuses a single copy of memory of which a part is registered, for whichever device."""
+    array, back, third = numpy.arange(size, dtype="u4").view("u1")[:size], numpy.zeros(size, "u1"), size // 3
+    with pinning.Queue("cuda:1") as queue, pinning.alloc(size, device="cuda:1") as there:
+        locks = [pinning.lock(each[third : 2 * third], device="cuda:0") for each in (array, back)]
+        if several:
+            locks += [pinning.lock(each[: third - UNIT], device="cuda:2") for each in (array, back)]
+        for dst, src in ((there, array), (back, there)):
+            if way == "copy":
+                pinning.copy(dst, src, queue=queue)
+            elif way == "rows":
+                pinning.copy_2d_async(dst, 1024, src, 1024, 1024, size // 1024, queue).wait()
+            else:
+                pinning.copy_batch([dst], [src], queue=queue)
+        assert (back == array).all()
+        for lock in locks:
+            lock.unlock()
+
+
 def test_locked_from_c_too(standin: StandIn) -> None:
     array = numpy.zeros(5 * UNIT, "u1")
     native = Map("cuda:1")

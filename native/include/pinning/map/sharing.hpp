@@ -176,6 +176,18 @@ inline Address PinnedMap::device_ptr_of(Address start, Registered const& registe
   return device_ptr;
 }
 
+inline std::optional<Region> PinnedMap::first_of_siblings(Address ptr, std::uint64_t size) const {
+  if (siblings_ == nullptr || !siblings_->several()) return std::nullopt;
+  std::optional<Region> first;
+  Siblings::Claim const claim(*siblings_);
+  for (PinnedMap const* const each : claim.maps()) {
+    if (each == this) continue;
+    auto const regions = each->overlapping(ptr, size, true, 1);
+    if (!regions.empty() && (!first || regions.front().start < first->start)) first = regions.front();
+  }
+  return first;
+}
+
 inline bool PinnedMap::siblings_have(Siblings::Claim& claim, Address start) {
   auto const& maps = claim.maps();
   return std::any_of(maps.begin(), maps.end(), [&](PinnedMap* each) { return each != this && each->shares(start); });
