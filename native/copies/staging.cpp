@@ -265,6 +265,7 @@ class Rings : public Staging {
     Use use;
   };
 
+  bool is_of_one_allocation(Address first, Address second);
   std::unique_ptr<Staged> copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
                                      std::vector<CopyItem> const& parts, StagingLimits const& limits);
   std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, DeviceRange const& range,
@@ -332,7 +333,8 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   std::vector<CopyItem> stretches;  // of memory: parts scattered in the file are often contiguous there
   for (CopyItem const& part : parts) {
     Address CopyItem::* const end = file.writes ? &CopyItem::src : &CopyItem::dst;
-    if (!stretches.empty() && part.*end == stretches.back().*end + stretches.back().size) {
+    bool const adjoins = !stretches.empty() && part.*end == stretches.back().*end + stretches.back().size;
+    if (adjoins && (!file.writes || in_host || is_of_one_allocation(stretches.back().src, part.src))) {
       stretches.back().size += part.size;
     } else {
       stretches.push_back(part);
@@ -346,6 +348,12 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   }
   transfer->file = std::move(file);
   return copy_parts(queue, std::move(transfer), at, stretches, limits);
+}
+
+/// Whether two addresses are in one allocation of the device: a driver copies none of two allocations at once.
+bool Rings::is_of_one_allocation(Address first, Address second) {
+  auto const memory = device_.memory_info(second);
+  return memory && memory->base <= first;
 }
 
 /// Submit a transfer of `size` bytes whose host ranges are set; `parts` has the device's ranges.

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
 #include "../base/process.hpp"
 
@@ -67,7 +68,7 @@ struct Book {
     if (std::exchange(shown, true)) return;
     char const* const wish = std::getenv("PINNING_STATUS");
     if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
-    int const descriptor = memfd_create("pinning-status", MFD_CLOEXEC);
+    int const descriptor = above_streams(memfd_create("pinning-status", MFD_CLOEXEC));
     if (descriptor < 0) return;
     identity = FileIdentity(descriptor);
     file = descriptor;

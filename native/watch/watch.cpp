@@ -38,6 +38,7 @@
 #include <system_error>
 #include <thread>
 
+#include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
 #include "../base/process.hpp"
 #include "page_counts.hpp"
@@ -215,7 +216,8 @@ class Watch : public Watcher {
       start_thread([this] { tell_posted(); });
       teller_ = true;
     }
-    file_ = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+    int const made = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+    file_ = above_streams(made);
     if (file_ < 0) {
       problem_ = std::string("the kernel refuses userfaultfd: ") + std::strerror(errno) +
                  (errno == EPERM ? " (a seccomp filter, such as Docker's, forbids it)" : "");

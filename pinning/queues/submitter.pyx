@@ -389,7 +389,7 @@ cdef class Submitter:
         return False
 
     cdef bint reads_early(self) noexcept:
-        """Whether the vendor's own copy may read a small pageable source during the call."""
+        """Whether the vendor's own copy may read a pageable source, or its beginning, during the call."""
         return (<Lane>self.lanes[0]).queue.reads_early()
 
     cdef bint is_shared(self) noexcept:

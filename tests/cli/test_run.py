@@ -80,6 +80,8 @@ class Prefix:
     def of_the_loader() -> Path:
         """The libstdc++ of a program that brings none."""
         found = mapped(output(["cat", "/proc/self/maps"]))
+        if not found:
+            pytest.skip("the compiler has linked libstdc++ into the tool")
         assert len(found) == 1
         return found.pop()
 

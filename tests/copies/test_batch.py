@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import pinning
 from fake_memory import FakeMemoryDevice, FakeQueue
+from limits import needs_room_to_lock
 from noise import noise
 from pinning import InvalidRangeError, PinningError, VendorError
 from pinning.copies import Copy, Reason, costs
@@ -137,6 +138,7 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
 
 
 def test_explain_says_which_way_parts_go(queue: pinning.Queue) -> None:
+    needs_room_to_lock(4 << 20)  # for the ring
     array, half = noise(SIZE), SIZE // 2
     with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:half], device="host:0"):
         batch = [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]

@@ -61,6 +61,18 @@ def outcome(program: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
     return program.returncode, program.stdout, program.stderr
 
 
+def test_descriptors_of_ours_are_not_those_of_closed_streams() -> None:
+    """A program that has closed its streams opens other files in their place, and may expect their numbers."""
+    program = """
+        output = os.dup(1)
+        for descriptor in range(3):
+            os.close(descriptor)
+        lock = pinning.lock(bytearray(4096), device="host")
+        os.write(output, str([os.open(os.devnull, os.O_RDWR) for _ in range(3)]).encode())
+        """
+    assert run_program(program).stdout == "[0, 1, 2]"
+
+
 # ---- fork ----
 
 

@@ -225,6 +225,42 @@ static inline bool add(int kind, uintptr_t host, uintptr_t shift, size_t size, u
     return true;
 }
 
+// Small memory of a device lies next to what was allocated before, as drivers place it: a copy of both is refused.
+static struct block {
+    char *start;
+    size_t used;
+    int live;
+    struct block *next;
+} *blocks;
+enum { BLOCK = 2 << 20 };
+
+// (mutex) Room for an allocation, of whole pages; NULL if there is none.
+static inline void *make_room(int kind, size_t size) {
+    if (kind != DEVICE_ALLOCATION || size > BLOCK / 8) return aligned_alloc(PAGE, size);
+    if (!blocks || blocks->used + size > BLOCK) {
+        struct block *fresh = malloc(sizeof *fresh);
+        *fresh = (struct block){aligned_alloc(PAGE, BLOCK), 0, 0, blocks};
+        blocks = fresh;
+    }
+    ++blocks->live;
+    blocks->used += size;
+    return blocks->start + blocks->used - size;
+}
+
+// (mutex)
+static inline void give_room_back(uintptr_t host) {
+    for (struct block **link = &blocks; *link; link = &(*link)->next) {
+        struct block *block = *link;
+        if (host - (uintptr_t)block->start >= BLOCK) continue;
+        if (--block->live) return;
+        *link = block->next;
+        free(block->start);
+        free(block);
+        return;
+    }
+    free((void *)host);
+}
+
 // (mutex) Remove the range that begins at this device address, if it is of these kinds.
 static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
     for (struct range **link = &ranges; *link; link = &(*link)->next) {
@@ -232,7 +268,7 @@ static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
         if (r->host + r->shift != address || r->kind < first_kind || r->kind > last_kind) continue;
         *link = r->next;
         if (page_locked(r)) unlock_pages(r->host, r->size);
-        if (r->kind != REGISTRATION) free((void *)r->host);
+        if (r->kind != REGISTRATION) give_room_back(r->host);
         free(r);
         return true;
     }
@@ -241,12 +277,11 @@ static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
 
 // Allocate the vendor's own memory; returns its device address, or 0.
 static inline uintptr_t allocate(int kind, uintptr_t shift, size_t size) {
-    void *host = page_end(size) < size ? NULL : aligned_alloc(PAGE, page_end(size));
-    if (!host) return 0;
     pthread_mutex_lock(&mutex);
-    add(kind, (uintptr_t)host, shift, size, 0);
+    void *host = page_end(size) < size ? NULL : make_room(kind, page_end(size));
+    if (host) add(kind, (uintptr_t)host, shift, size, 0);
     pthread_mutex_unlock(&mutex);
-    return (uintptr_t)host + shift;
+    return host ? (uintptr_t)host + shift : 0;
 }
 
 #endif

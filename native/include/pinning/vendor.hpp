@@ -90,7 +90,7 @@ class VendorQueue {
 
   /// Submit a copy. If an end is pageable host memory, it may block until that memory has been read or written.
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
-  /// Whether `copy` may read a small pageable source during the call, before earlier work of the queue has written it.
+  /// Whether `copy` may read a pageable source, or its beginning, during the call, before earlier work has written it.
   virtual bool reads_early() const noexcept { return false; }
   virtual void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                        std::uint64_t height) = 0;

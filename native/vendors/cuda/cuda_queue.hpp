@@ -44,7 +44,7 @@ class Queue final : public StreamQueue {
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return true; }
-  bool reads_early() const noexcept override { return true; }  // at least up to 1 MiB
+  bool reads_early() const noexcept override { return true; }  // its first 2 MiB
   void wait_value(Address address, std::uint32_t value) override;
   void write_value(Address address, std::uint32_t value) override;
   void write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) override;

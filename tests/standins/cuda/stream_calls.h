@@ -204,7 +204,9 @@ __asm__(".globl cuEventElapsedTime\n.set cuEventElapsedTime, cuEventElapsedTime_
 
 // ---- copies and fills ----
 
-enum { READ_AT_ONCE = 64 << 10 };  // bytes of a pageable source that the driver reads before the call returns
+// Bytes at the beginning of a pageable source that the driver reads during the call, before the stream's turn; for the
+// rest it waits. As measured on an H100 (580).
+enum { READ_AT_ONCE = 2 << 20 };
 
 static bool pageable(uintptr_t address) { return !holding(address); }
 static bool of_host(uintptr_t address) { return pageable(address) || page_locked(holding(address)); }
@@ -223,6 +225,14 @@ static CUresult move_work(CUstream handle, struct work work) {
     if (reads && (!waits || stream->capture) && pageable(work.from)) {
         work.staged = malloc(from_end);
         from = (uintptr_t)memcpy(work.staged, (void *)from, from_end);
+    }
+    if (reads && waits && !stream->capture && pageable(work.from) && !of_host(work.to) && work.height == 1) {
+        struct work first = work;
+        first.staged = malloc(READ_AT_ONCE);
+        first.to = to, first.width = READ_AT_ONCE;
+        first.from = (uintptr_t)memcpy(first.staged, (void *)from, READ_AT_ONCE);
+        submit(stream, first);
+        to += READ_AT_ONCE, from += READ_AT_ONCE, work.width -= READ_AT_ONCE;
     }
     work.to = to, work.from = from;
     size_t place = submit(stream, work);

@@ -51,6 +51,19 @@ def some_arrays() -> dict[str, numpy.ndarray]:
     return {**found, "floats": noise(800).view(numpy.float64).reshape(10, 10), "none": numpy.empty((0, 3), "i2")}
 
 
+def test_tensors_of_adjacent_allocations(queue: pinning.Queue, tmp_path: Path) -> None:
+    """Small allocations lie next to each other, and the driver refuses one copy of two of them."""
+    whole = {f"{i}": noise(1 << 16, i) for i in range(4)}
+    found = {}
+    for some in ("01", "23"):
+        pinning.save_file({name: whole[name] for name in some}, tmp_path / some)
+        found |= pinning.load_file(tmp_path / some, "cuda:0", queue, framework="pinning")
+    assert found["2"].device_ptr == found["1"].device_ptr + (1 << 16)
+    pinning.save_file(found, tmp_path / "all")
+    again = pinning.load_file(tmp_path / "all", "host", framework="numpy")
+    assert all((again[name] == array).all() for name, array in whole.items())
+
+
 @pytest.mark.parametrize("cold", [False, True])
 def test_tensors_to_the_device_and_back(queue: pinning.Queue, tmp_path: Path, cold: bool) -> None:
     whole = some_arrays()
