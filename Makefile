@@ -65,8 +65,9 @@ $(VENV)/made:
 
 $(WHEEL): $(SOURCES) tools/build_wheel.py tools/stub.py | $(VENV)/made
 	@echo "Building pinning: some minutes, once"
+	@touch $(VENV)/begun  # sources that are edited meanwhile are newer than the wheel
 	@$(BIN)/python tools/build_wheel.py $@
-	@touch $@
+	@touch -r $(VENV)/begun $@
 
 # Two steps, because pip leaves an installed package of the same version as it is.
 $(VENV)/installed: $(WHEEL)
