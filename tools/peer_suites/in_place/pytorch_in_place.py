@@ -4,12 +4,12 @@
 import importlib
 import unittest.mock
 
+
+def absent(name: str) -> object:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return unittest.mock.MagicMock()
+
+
 for each in ("cuda", "device_type", "mkldnn", "optimizers", "utils"):
-    module = importlib.import_module(f"torch.testing._internal.common_{each}")
-
-    def absent(name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return unittest.mock.MagicMock()
-
-    setattr(module, "__getattr__", absent)  # noqa: B010
+    vars(importlib.import_module(f"torch.testing._internal.common_{each}"))["__getattr__"] = absent
