@@ -30,8 +30,9 @@ constexpr unsigned most_spinning = 1;
 constexpr auto shortest_nap = 20us, longest_nap = 200us;
 // Unfinished copies of one ring that a search examines at most.
 constexpr unsigned look_at = 4;
-// A slice with more page faults than this marks the source of its copy as faulting.
-constexpr long few_faults = 1;
+// A slice with more page faults than this has its copy populate the slices that follow. One fault may populate all of a
+// slice that is written: a huge page.
+constexpr long few_faults_to_device = 1, few_faults_to_host = 0;
 // Limit of the wait for new memory to be populated; each thread clears some GB/s.
 constexpr auto longest_populate = 50ms;
 
@@ -106,7 +107,7 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
     }
     // Wake the threads now: that takes longer than the first chunk takes to become ready.
     if (transfer->way == Way::to_device || transfer->way == Way::fresh) wake = most_to_device_;
-    if (transfer->way == Way::to_host) wake = most_to_host_;
+    if (transfer->way == Way::to_host) wake = transfer->faults ? count_.load() : most_to_host_;
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);
@@ -319,10 +320,10 @@ bool CopyThreads::given(Ring& ring) noexcept {
   return false;
 }
 
-/// All threads may write files: the kernel does that work.
+/// All threads may write files or populate memory: the kernel does that work.
 bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
   if (transfer.at_work >= transfer.most_at_work) return false;
-  if (transfer.to_host()) return to_host_ < (transfer.file ? count_.load() : most_to_host_);
+  if (transfer.to_host()) return to_host_ < (transfer.file || transfer.faults ? count_.load() : most_to_host_);
   return transfer.faults || to_device_ < most_to_device_;
 }
 
@@ -356,9 +357,10 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
     slice->transfer = each;
     slice->chunk = transfer.next;
     slice->at = transfer.next_at;
-    slice->size = std::min(transfer.slice, chunk.size - transfer.next_at);
+    slice->size = transfer.slice_at(chunk.at + transfer.next_at, chunk.size - transfer.next_at);
     slice->faults = transfer.faults;
-    slice->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && most_to_device_ < count_;
+    slice->watch = !transfer.faults && (transfer.to_host() ? !transfer.writes_file() && transfer.next_at == 0
+                                                           : !transfer.file && most_to_device_ < count_);
     transfer.next_at += slice->size;
     if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;
     ++transfer.at_work;
@@ -393,19 +395,20 @@ void CopyThreads::advance(Ring& ring) noexcept {
   if (ring.transfers.empty()) std::erase(active_, &ring);
 }
 
-/// Move a slice; returns whether its source faulted.
+/// Move a slice; returns whether its host memory faulted.
 bool CopyThreads::move(Slice const& slice) const noexcept {
   Transfer const& transfer = *slice.transfer;
   Chunk const& chunk = transfer.chunks[slice.chunk];
   long const before = slice.watch ? minor_faults() : 0;
   transfer.for_each_range(chunk.at + slice.at, slice.size, [&](Address address, Address from, auto at, auto size) {
+    if (slice.faults && transfer.to_host()) populate(memory_at(address), size, PopulateTo::write);
     if (transfer.way == Way::in_host) return move_in_host(transfer, address, from, size);
     if (transfer.way == Way::fresh) return touch(memory_at(address), size);
     char* const block = chunk.block + (at - chunk.at);
     if (transfer.file) return transfer.file.move(block, address, size);
     char* const host = memory_at(address);
     if (transfer.way == Way::to_host) return stream_copy(host, block, size);
-    if (slice.faults) populate(host, size);
+    if (slice.faults) populate(host, size, PopulateTo::read);
     if (chunk.cold) {
       stream_copy(block, host, size);  // since an earlier copy the block may be dirty in another core's cache
     } else {
@@ -413,7 +416,7 @@ bool CopyThreads::move(Slice const& slice) const noexcept {
     }
   });
   if (transfer.file && !transfer.file.outcome->has_failed()) count_moved(CopyPath::staged, slice.size);
-  return slice.watch && minor_faults() - before > few_faults;
+  return slice.watch && minor_faults() - before > (transfer.to_host() ? few_faults_to_host : few_faults_to_device);
 }
 
 }  // namespace pinning

@@ -58,7 +58,7 @@ class CopyThreads {
     std::shared_ptr<Transfer> transfer;
     std::size_t chunk;
     std::uint64_t at, size;  // in the chunk
-    bool faults, watch;      // populate the source first; count its page faults to find out whether that is needed
+    bool faults, watch;      // populate host memory first; count page faults to find out whether that is needed
   };
 
   CopyThreads() noexcept;

@@ -107,7 +107,8 @@ struct Transfer {
   std::uint64_t next_at = 0;       // its offset in the chunk
   std::uint32_t moved = 0;         // moved chunks before the first that is not
   unsigned at_work = 0;            // threads that move slices
-  bool abandoned = false, faults = false;
+  bool abandoned = false;
+  bool faults = false;             // its host memory is populated slice by slice, before the slice is moved
   std::shared_ptr<Transfer> waiter;  // the transfer that waits for this signal
 
   /// Call `move(host, from, at, size)` for each host range of these bytes of the copy.
@@ -121,8 +122,18 @@ struct Transfer {
     }
   }
 
+  /// How much of `size` bytes at `at` one thread moves in a turn. What it populates ends where a huge page does, so that
+  /// no other thread populates the rest of it.
+  std::uint64_t slice_at(std::uint64_t at, std::uint64_t size) const noexcept {
+    if (!faults || way == Way::fresh) return std::min(slice, size);
+    std::uint64_t const begun = ranges.size() == 2 ? (ranges[0].host + at) % populated_slice_bytes : 0;
+    return std::min(populated_slice_bytes - begun, size);
+  }
+
   std::uint32_t end() const noexcept { return base + count; }
   bool to_host() const noexcept { return way == Way::to_host || way == Way::in_host; }
+  bool writes_file() const noexcept { return file && file.writes; }
+  std::uint64_t size() const noexcept { return ranges.back().at; }
 };
 
 /// Belongs to one queue at a time. Only the thread that submits to this queue changes `next` and `placement`.

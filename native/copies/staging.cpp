@@ -176,15 +176,33 @@ void submit(VendorQueue& queue, Transfer const& transfer, DeviceSide const& devi
 }
 
 /// Cut a copy into chunks: small at both ends, so that little is waited for there, and large in between, because
-/// between two chunks a device idles for as long as it takes to copy some 200 KiB.
+/// between two chunks a device idles for as long as it takes to copy some 200 KiB. Large ones end where a huge page does:
+/// see Transfer::slice_at.
 void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
   std::uint64_t const least = std::min(least_chunk, most);
   for (std::uint64_t at = 0; at < size;) {
     std::uint64_t const left = size - at, wanted = std::min(at, left / 2) / slice_bytes * slice_bytes;
-    std::uint64_t const chunk = left <= least ? left : std::clamp(wanted, least, most);
+    std::uint64_t chunk = left <= least ? left : std::clamp(wanted, least, most);
+    std::uint64_t const beyond = (transfer.ranges[0].host + at + chunk) % populated_slice_bytes;
+    if (!transfer.file && chunk > least && chunk < left && chunk >= populated_slice_bytes + beyond) chunk -= beyond;
     transfer.chunks.push_back({at, chunk, nullptr, 0, false, chunk});
     at += chunk;
   }
+}
+
+/// Find out by a sample whether the memory that a copy writes is new: no page fault has populated it yet.
+void look_for_new_memory(Transfer& transfer, std::uint64_t huge_from) noexcept {
+  constexpr unsigned sample = 5;
+  std::uint64_t const size = transfer.size();
+  unsigned absent = 0;
+  for (unsigned i = 1; i <= sample; ++i) {
+    transfer.for_each_range(size / (sample + 1) * i, 1, [&](Address host, Address, std::uint64_t, std::uint64_t) {
+      if (is_absent(reinterpret_cast<char*>(host))) ++absent;
+    });
+  }
+  transfer.faults = absent > sample / 2;
+  bool const huge = transfer.faults && transfer.ranges.size() == 2 && huge_from > 0 && size >= huge_from;
+  if (huge) advise_huge_pages(reinterpret_cast<char*>(transfer.ranges[0].host), size);
 }
 
 /// What a queue copies to or from: a range, or the parts of a batch.
@@ -434,6 +452,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   handle->device_side = range.parts == nullptr
                             ? std::make_unique<DeviceSide>(through, range.address)
                             : std::make_unique<DeviceSide>(through, queue, *transfer, *range.parts, lists());
+  if (transfer->to_host() && !transfer->writes_file()) look_for_new_memory(*transfer, limits.huge_from);
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {

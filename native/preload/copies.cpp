@@ -214,6 +214,7 @@ struct Group {
 std::unique_ptr<Staged> submit(Context& context, Stream& stream, Group const& group) {
   StagingLimits limits;
   limits.staging_bytes = ring_bytes_of_context;
+  if (!settings.huge_pages) limits.huge_from = 0;
   bool const to_device = group.any.toward == Request::Toward::device;
   auto const toward = to_device ? Staging::Toward::device : Staging::Toward::host;
   std::lock_guard const guard(stream.mutex);

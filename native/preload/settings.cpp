@@ -26,14 +26,17 @@ void refuse(char const* name, char const* way_out) noexcept {
   wrong_name = name, wrong_value = variable(name), remedy = way_out;
 }
 
+bool is_on(char const* name) noexcept {
+  char const* const value = variable(name);
+  bool const off = strcasecmp(value, "off") == 0;
+  if (!off && *value != 0 && strcasecmp(value, "on") != 0) refuse(name, "give one of off, on");
+  return !off;
+}
+
 [[gnu::constructor]] void read() {
   settings.watches = *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
-  char const* const copies = variable("PINNING_COPIES");
-  if (strcasecmp(copies, "off") == 0) {
-    settings.stages = false;
-  } else if (*copies != 0 && strcasecmp(copies, "on") != 0) {
-    refuse("PINNING_COPIES", "give one of off, on");
-  }
+  settings.stages = is_on("PINNING_COPIES") && settings.stages;
+  settings.huge_pages = is_on("PINNING_COPIES_HUGE_PAGES");
   settings.min_bytes = std::size_t{4} << 20;  // below, the driver's own copies are as fast
   if (char const* const given = variable("PINNING_COPIES_MIN_BYTES"); *given != 0) {
     auto const bytes = omp::bytes_of(given);

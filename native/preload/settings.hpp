@@ -9,6 +9,7 @@ namespace pinning::preload {
 struct Settings {
   std::size_t min_bytes = ~std::size_t{0};  // PINNING_COPIES_MIN_BYTES: smaller copies go to the driver unchecked
   bool stages = true;                       // PINNING_COPIES: on, or off, which only watches
+  bool huge_pages = true;                   // PINNING_COPIES_HUGE_PAGES: on, or off, for new memory that is copied to
   bool watches = false;                     // a report or a trace is requested
 };
 /// From the environment at the time when this library was loaded; before that, all copies go to the driver.

@@ -40,8 +40,12 @@ class Costs:
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time: by default all of them to the device; to the host as many as
         half of the processors, but at least three, because more gain nothing (of 16, 8 move 49 GB/s and 12 less). A
-        copy whose source is still to be mapped page by page, such as a file's mapping that was never read, may use all
-        of them. With 0, copies in that direction are left to the vendor.
+        copy whose source is still to be mapped page by page, such as a file's mapping that was never read, or whose destination is new memory, may use
+        all of them. With 0, copies in that direction are left to the vendor.
+    huge_from : int
+        Bytes of new memory (that no page fault has populated yet) from which a copy into it asks the kernel for huge
+        pages (MADV_HUGEPAGE), for those that it writes entirely; 0: never. The advice stays with the memory until it is
+        unmapped, so the default, 32 MiB, is what malloc maps and unmaps as a whole.
     kernel_from_items, kernel_to_bytes : int
         In a batch of at least that many items, a kernel of the device, if it has one, moves those of at most that many
         bytes. A launch takes 4 us, and the copy engines move larger items faster.
@@ -64,6 +68,7 @@ class Costs:
     threads: int = _DEFAULT["threads"]
     threads_to_device: int = _DEFAULT["threads_to_device"]
     threads_to_host: int = _DEFAULT["threads_to_host"]
+    huge_from: int = _DEFAULT["huge_from"]
     kernel_from_items: int = _DEFAULT["kernel_from_items"]
     kernel_to_bytes: int = _DEFAULT["kernel_to_bytes"]
     lock_after: int | None = None

@@ -42,6 +42,7 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
         unsigned threads
         unsigned threads_to_device
         unsigned threads_to_host
+        uint64_t huge_from
         uint64_t stage_to_device
         uint64_t stage_to_host
         uint64_t kernel_from_items

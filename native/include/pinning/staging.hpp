@@ -36,6 +36,8 @@ struct StagingLimits {
   /// How many of them work in one direction at a time; 0: they are no faster than the vendor's own copies, so only
   /// files and copies within the host are left to them, and all may work.
   unsigned threads_to_device, threads_to_host;
+  /// A copy into at least so many bytes of new memory has the kernel populate them by huge pages; 0: never.
+  std::uint64_t huge_from = 32 << 20;
   PINNING_API StagingLimits() noexcept;
 };
 
