@@ -48,6 +48,7 @@ using pinning::omp::next_function;
 using pinning::omp::Range;
 using pinning::omp::range_of;
 using pinning::omp::Stack;
+using pinning::omp::this_process;
 using pinning::omp::Tool;
 using pinning::omp::Uncancelled;
 
@@ -123,14 +124,15 @@ void look_up(void const* callers = nullptr) {
   if (text != callers) next.free(text);
 }
 
-/// The watcher of the maps; null until this library is loaded, if it was not loaded first, and with PINNING_WATCH=0.
-std::atomic<pinning::Watcher*> maps;
+/// The watcher of the maps; null until this library is loaded, if it was not loaded first, with PINNING_WATCH=0, and in
+/// a forked child until the watcher has begun anew.
+pinning::Watcher* watcher_of_maps() noexcept { return this_process.watcher.load(std::memory_order_acquire); }
 
 [[gnu::constructor]] void hear() {
   if (!pinning::omp::frees_are_seen()) return;
   pinning::Watcher& watcher = pinning::process_watcher();
   watcher.hear_of_calls();
-  if (watcher.hears_of_calls()) maps.store(&watcher, std::memory_order_release);
+  if (watcher.hears_of_calls()) pinning::omp::inform_watcher(watcher);
 }
 
 Next const& libc() {
@@ -168,7 +170,7 @@ Address page() noexcept { return static_cast<Address>(getpagesize()); }
 /// The range is about to go: inform the tool, and the watcher of all pages that it touches.
 void goes(Range const& range) noexcept {
   goes_for_tool(range);
-  pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
+  pinning::Watcher* const watcher = watcher_of_maps();
   if (watcher == nullptr || range.empty()) return;
   Address const last = (range.end - 1) | (page() - 1);
   Range const pages{range.start & -page(), last == ~Address{0} ? last : last + 1};
@@ -199,14 +201,14 @@ bool maps_meet(pinning::Watcher const* watcher, Address start) noexcept {
 
 /// A program that locks nothing must make no system call that it would not make without this library.
 bool anything_is_locked() noexcept {
-  return tool_meets(Tool::running(), 0) || maps_meet(maps.load(std::memory_order_acquire), 0);
+  return tool_meets(Tool::running(), 0) || maps_meet(watcher_of_maps(), 0);
 }
 
 /// Query the allocator only if anything was ever locked at or above the block's first byte. If it does not report the
 /// block's size, only that byte counts.
 void block_goes(void* ptr) noexcept {
   Tool* const tool = Tool::running();
-  pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
+  pinning::Watcher* const watcher = watcher_of_maps();
   auto const start = reinterpret_cast<Address>(ptr);
   bool const of_tools = tool_meets(tool, start), of_maps = maps_meet(watcher, start);
   if ((!of_tools && !of_maps) || ptr == nullptr) return;
@@ -310,7 +312,7 @@ void heap_ends(Address end, Address before) noexcept {
 }
 
 void controlled(long option) noexcept {
-  if (option == PR_SET_SECCOMP) pinning::omp::this_process.sandboxed = true;
+  if (option == PR_SET_SECCOMP) this_process.sandboxed = true;
 }
 
 /// Whether a symbol that the loader found is not a definition: a program that is linked to a fixed address and takes
@@ -480,7 +482,7 @@ long syscall(long number, ...) noexcept {
               static_cast<int>(given[3]), static_cast<unsigned>(given[4]));
       break;
     case SYS_seccomp:
-      pinning::omp::this_process.sandboxed = true;
+      this_process.sandboxed = true;
       break;
     case SYS_prctl:
       controlled(given[0]);

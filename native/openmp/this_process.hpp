@@ -9,6 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace pinning {
+
+class Watcher;
+
+}  // namespace pinning
+
 namespace pinning::omp {
 
 class Stack;
@@ -23,6 +29,7 @@ inline constexpr std::size_t largest_page = 65536;
 /// A process begins with all zeros.
 struct alignas(largest_page) ThisProcess {
   std::atomic<Tool*> tool;  // while it runs
+  std::atomic<Watcher*> watcher;  // of the maps, if it is informed of calls
   std::atomic<bool> began;  // this process is not a forked child
   std::atomic<bool> copies;  // it has looked up the driver's copy functions, which ../preload replaces
   std::atomic<bool> sandboxed;  // it has forbidden itself system calls, and may be killed by one
@@ -35,5 +42,9 @@ struct alignas(largest_page) ThisProcess {
 };
 
 extern ThisProcess this_process;
+
+/// Inform the watcher of the maps of calls that take memory away: in this process, and in a child once the watcher has
+/// begun anew there.
+void inform_watcher(Watcher& watcher) noexcept;
 
 }  // namespace pinning::omp

@@ -29,6 +29,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -55,6 +56,11 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
+
+/// How long a thread waits, by tries and by the clock, for an instant in which no thread is taking
+/// watched memory away. There may be none while other threads do so all the time.
+constexpr int patient_tries = 64;
+constexpr auto patience = std::chrono::milliseconds(2);
 
 /// Tries to notify a tenant by a thread that removes memory; then the lock's holder may be waiting for that thread.
 constexpr int most_tries = 1000;
@@ -131,6 +137,7 @@ class Watch : public Watcher {
     if (!started() || ranges_ == most_ranges || end <= start) return false;
     try {
       pages_.add(start, end);
+      additions_.store(pages_.additions(), std::memory_order_release);
     } catch (std::bad_alloc const&) {
       return false;
     }
@@ -145,12 +152,17 @@ class Watch : public Watcher {
 
   /// Where pages are gone, there may be watched memory that has moved there since, which the kernel continues to watch.
   /// The reader cannot mark pages meanwhile, so `settled` reports afterwards whether any may have gone away just then.
+  /// If it never is, memory that has moved there just then is no longer watched: no lock relies on that.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
+    Patience patience;
     for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
-      if (settled()) {
-        pages_.each_last(start, end, [&](Address from, Address to) { end_kernel_watch(from, to); });
-        if (settled()) {
+      bool const over = patience.is_over();
+      if (over || settled()) {
+        pages_.each_last(start, end, [&](Address from, Address to) {
+          over ? end_own_kernel_watch(from, to) : end_kernel_watch(from, to);
+        });
+        if (over || settled()) {
           pages_.remove(start, end);
           --ranges_;
           return;
@@ -163,13 +175,28 @@ class Watch : public Watcher {
   }
 
   /// First the kernel: it counts a change from before the memory goes away until the caller of munmap continues, after
-  /// the reader has raised `pending_`. Then whether the reader is done. See docs/design/invalidation.md.
+  /// the reader has raised `reading_`. Then whether the reader is done. See docs/design/invalidation.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
     if (file < 0) return !has_pending();
     uffdio_zeropage nothing{};  // no bytes: refused, with EAGAIN while a change is in progress
     bool const changing = ioctl(file, UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
     return !changing && !has_pending();
+  }
+
+  void await_settled(Address ptr, std::uint64_t size) noexcept override {
+    for (Patience patience; !settled();) {
+      if (patience.is_over()) {
+        std::lock_guard const guard(ranges_mutex_);
+        if (!pages_.any(ptr & -page, ((ptr + (size - 1)) & -page) + page)) return;
+      }
+      sched_yield();
+    }
+  }
+
+  void release_moved(Address ptr, std::uint64_t size) noexcept override {
+    std::lock_guard const guard(ranges_mutex_);
+    end_uncounted(ptr, ptr + size, 0);
   }
 
   std::string problem() override {
@@ -240,10 +267,34 @@ class Watch : public Watcher {
     return identity_.is_of(file_) && ioctl(file_, UFFDIO_REGISTER, &made) == 0;
   }
 
+  /// The same for memory that may have been replaced by other memory: what another userfaultfd watches stays so.
+  void end_own_kernel_watch(Address start, Address end) noexcept {
+    if (have_kernel_watch(start, end)) end_kernel_watch(start, end);
+  }
+
+  /// End the kernel's watch of pages that no listener relies on, except where a `watch` after the first `additions` does.
+  void end_uncounted(Address start, Address end, std::uint64_t additions) noexcept {
+    try {
+      pages_.mark_gone(start, end, additions, [&](Address from, Address to) { end_own_kernel_watch(from, to); });
+    } catch (std::bad_alloc const&) {  // the kernel continues to report what happens there
+    }
+  }
+
   void end_kernel_watch(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
     if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);
   }
+
+  class Patience {
+   public:
+    /// To be asked at each try.
+    bool is_over() noexcept { return ++tries_ > patient_tries || Clock::now() - begun_ > patience; }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point const begun_ = Clock::now();
+    int tries_ = 0;
+  };
 
   struct Range {
     Address start, end;
@@ -270,7 +321,8 @@ class Watch : public Watcher {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets munmap return
+      reading_.store(true, std::memory_order_seq_cst);  // before the first read, which lets munmap return
+      std::uint64_t const additions = additions_.load(std::memory_order_acquire);
       take(file);
       bool wants_undo = false;
       {
@@ -281,27 +333,42 @@ class Watch : public Watcher {
             told = heard_[i];
             auto const [start, end] = told.range;
             if (!told.stays) mark_gone(file, start, end);
+            bool noted = false;
             if (told.to != 0) {
-              wants_undo |= tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
+              noted = tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             }
-            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
+            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); }) || noted;
+            // Now no listener relies on what is there: else each further call for it would be reported.
+            if (told.to != 0 && !noted) end_watch(file, told.to, told.to + (end - start), 0);
+            if (told.stays) end_watch(file, start, end, additions);
           } while (told != heard_[i]);
         }
       }
       heard_count_ = 0;
-      pending_.fetch_sub(1, std::memory_order_seq_cst);
+      batches_.fetch_add(1, std::memory_order_seq_cst);
+      reading_.store(false, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
   }
 
-  void mark_gone(int file, Address start, Address end) noexcept {
+  std::unique_lock<std::mutex> ranges_for_reader(int file) noexcept {
     std::unique_lock guard(ranges_mutex_, std::defer_lock);
     while (!guard.try_lock()) {
       take(file);  // its holder may be waiting in munmap
       sched_yield();
     }
+    return guard;
+  }
+
+  void end_watch(int file, Address start, Address end, std::uint64_t additions) noexcept {
+    auto const guard = ranges_for_reader(file);
+    end_uncounted(start, end, additions);
+  }
+
+  void mark_gone(int file, Address start, Address end) noexcept {
+    auto const guard = ranges_for_reader(file);
     try {
-      pages_.mark_gone(start, end);
+      pages_.mark_gone(start, end, pages_.additions(), [](Address, Address) {});
     } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever memory it is of
     }
   }
@@ -386,11 +453,11 @@ class Watch : public Watcher {
   void post(Range range) noexcept {
     if (!teller_) return;  // its thread could not be started
     lock_posted();
-    if (posted_count_ < posted_.size()) {
-      ++pending_;
-      posted_[posted_count_++] = range;
+    if (post_count_ < posts_.size()) {
+      ++posted_;
+      posts_[post_count_++] = range;
     } else {
-      Range& last = posted_.back();
+      Range& last = posts_.back();
       last = {std::min(last.start, range.start), std::max(last.end, range.end)};
     }
     posted_lock_.clear(std::memory_order_release);
@@ -407,13 +474,13 @@ class Watch : public Watcher {
       done = tell_wanted_.load(std::memory_order_acquire);
       for (;;) {
         lock_posted();
-        bool const any = posted_count_ != 0;
-        Range const range = any ? posted_[--posted_count_] : Range{};
+        bool const any = post_count_ != 0;
+        Range const range = any ? posts_[--post_count_] : Range{};
         posted_lock_.clear(std::memory_order_release);
         if (!any) break;
         bool wants_undo = false;
         told_all(range, wants_undo, 0);
-        --pending_;
+        --posted_;
         if (wants_undo) wake(undo_wanted_);
       }
     }
@@ -452,6 +519,7 @@ class Watch : public Watcher {
   FileIdentity identity_;
   std::string problem_;
   PageCounts pages_;
+  std::atomic<std::uint64_t> additions_ = 0;  // of `pages_`, for the reader
   std::size_t ranges_ = 0;
 
   std::mutex tenants_mutex_;
@@ -465,8 +533,8 @@ class Watch : public Watcher {
 
   std::atomic<bool> teller_ = false;
   std::atomic_flag posted_lock_;
-  std::array<Range, 64> posted_;
-  std::size_t posted_count_ = 0;
+  std::array<Range, 64> posts_;
+  std::size_t post_count_ = 0;
   std::atomic<std::uint32_t> tell_wanted_ = 0;
 
   // Used by the reader only.

@@ -40,8 +40,8 @@ class Costs:
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time: by default all of them to the device; to the host as many as
         half of the processors, but at least three, because more gain nothing (of 16, 8 move 49 GB/s and 12 less). A
-        copy whose source is still to be mapped page by page, such as a file's mapping that was never read, or whose destination is new memory, may use
-        all of them. With 0, copies in that direction are left to the vendor.
+        copy whose source is still to be mapped page by page, such as a file's mapping that was never read, or whose
+        destination is new memory, may use all of them. With 0, copies in that direction are left to the vendor.
     huge_from : int
         Bytes of new memory (that no page fault has populated yet) from which a copy into it asks the kernel for huge
         pages (MADV_HUGEPAGE), for those that it writes entirely; 0: never. The advice stays with the memory until it is

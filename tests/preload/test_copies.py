@@ -360,7 +360,12 @@ def test_nothing_is_staged_with_one_processor(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("PINNING_COPIES", "fast"), ("PINNING_COPIES_HUGE_PAGES", "x"), ("PINNING_COPIES_MIN_BYTES", "0"), ("PINNING_COPIES_MIN_BYTES", "x")],
+    [
+        ("PINNING_COPIES", "fast"),
+        ("PINNING_COPIES_HUGE_PAGES", "x"),
+        ("PINNING_COPIES_MIN_BYTES", "0"),
+        ("PINNING_COPIES_MIN_BYTES", "x"),
+    ],
 )
 def test_a_wrong_setting_is_told_and_nothing_is_staged(run: Run, variable: str, value: str) -> None:
     ran = run("proc", "sync", "pageable", **{variable: value})

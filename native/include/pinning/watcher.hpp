@@ -2,6 +2,8 @@
 // Invalidation: listeners are notified when memory on which they rely is unmapped, moved or discarded.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -73,18 +75,38 @@ class Watcher {
     return start < high_.load(std::memory_order_relaxed) && low_.load(std::memory_order_relaxed) < end;
   }
 
+  /// The kernel's watch of memory that has moved to `ptr` ends, because no listener relies on it any more.
+  virtual void release_moved(Address ptr, std::uint64_t size) noexcept = 0;
+
   /// Whether listeners have yet to be notified of memory that is gone; the call that took it away may have returned.
-  bool has_pending() const noexcept { return pending_.load(std::memory_order_seq_cst) != 0; }
+  bool has_pending() const noexcept {
+    return reading_.load(std::memory_order_seq_cst) || posted_.load(std::memory_order_seq_cst) != 0;
+  }
+
+  /// Wait until listeners have been notified of all memory that is gone by calls that have returned by now; however many
+  /// other calls follow.
+  void await_pending() const noexcept {
+    if (!has_pending()) return;
+    std::uint32_t const batch = batches_.load(std::memory_order_seq_cst);
+    while (reading_.load(std::memory_order_seq_cst) && batches_.load(std::memory_order_seq_cst) == batch) sched_yield();
+    while (posted_.load(std::memory_order_seq_cst) != 0) sched_yield();
+  }
 
   /// Whether listeners have been notified of all memory that is gone by now, also by a call of another thread that has
   /// not returned but whose addresses may already be in use again.
   virtual bool settled() noexcept = 0;
 
+  /// Wait until it is `settled`; while other threads keep taking other memory away, for some milliseconds at most if no
+  /// byte of [ptr, ptr + size) is watched.
+  virtual void await_settled(Address ptr, std::uint64_t size) noexcept = 0;
+
   /// Why the kernel does not report what `watch` asks for; empty if it does.
   virtual std::string problem() = 0;
 
  protected:
-  std::atomic<std::uint32_t> pending_ = 0;  // notifications in progress, and ranges posted for one
+  std::atomic<bool> reading_ = false;       // listeners are being notified of what the kernel has reported
+  std::atomic<std::uint32_t> batches_ = 0;  // how often that has ended
+  std::atomic<std::uint32_t> posted_ = 0;   // ranges posted for a notification
   std::atomic<bool> hears_of_calls_ = false;
   std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all for which `watch` was ever called
 };

@@ -53,13 +53,15 @@ class Watch : public pinning::Watcher {
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
   bool settled() noexcept override { return !has_pending(); }
+  void await_settled(Address, std::uint64_t) noexcept override { await_pending(); }
+  void release_moved(Address, std::uint64_t) noexcept override {}
   void hear_of_calls() noexcept override {}
   void invalidate(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }
 
   void leave(Range const& range) {
     std::lock_guard const one(leaving_);
-    pending_ = 1;
+    reading_ = true;
     pinning::InvalidationListener* const tenant = tenant_;
     while (tenant != nullptr && !tenant->try_invalidate(range.start, range.size())) std::this_thread::yield();
     {
@@ -67,7 +69,8 @@ class Watch : public pinning::Watcher {
       std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
       for (Coming& each : coming) each.left |= each.range.meets(range);
     }
-    pending_ = 0;
+    ++batches_;
+    reading_ = false;
   }
 
  private:
