@@ -42,13 +42,15 @@ std::atomic_flag starting = ATOMIC_FLAG_INIT;
 char* memory_at(Address address) noexcept { return reinterpret_cast<char*>(address); }
 
 /// Move bytes within host memory, or between it and a file.
-void move_in_host(Transfer const& transfer, Address host, Address from, std::uint64_t size) noexcept {
+void move_in_host(Transfer const& transfer, Range const& range, std::uint64_t inside, std::uint64_t size) noexcept {
+  char* const host = memory_at(range.host + inside);
+  char* const from = memory_at(range.from + inside);
   if (!transfer.file) {
-    std::memmove(memory_at(host), memory_at(from), size);
+    std::memmove(host, from, size);
   } else if (transfer.file.writes) {
-    transfer.file.move(memory_at(from), host, size);
+    transfer.file.move(from, {range.host}, inside, size);
   } else {
-    transfer.file.move(memory_at(host), from, size);
+    transfer.file.move(host, {range.from, range.row, range.pitch}, inside, size);
   }
 }
 
@@ -190,8 +192,8 @@ void CopyThreads::copy_in_call(Transfer& transfer) noexcept {
     if (transfer.abandoned) return;
     ++transfer.at_work;
   }
-  transfer.for_each_range(0, transfer.chunks[0].size, [&](Address host, Address from, std::uint64_t, std::uint64_t size) {
-    move_in_host(transfer, host, from, size);
+  transfer.for_each_range(0, transfer.chunks[0].size, [&](Range const& range, auto inside, auto, auto size) {
+    move_in_host(transfer, range, inside, size);
   });
   std::lock_guard const guard(lock_);
   --transfer.at_work;
@@ -400,13 +402,13 @@ bool CopyThreads::move(Slice const& slice) const noexcept {
   Transfer const& transfer = *slice.transfer;
   Chunk const& chunk = transfer.chunks[slice.chunk];
   long const before = slice.watch ? minor_faults() : 0;
-  transfer.for_each_range(chunk.at + slice.at, slice.size, [&](Address address, Address from, auto at, auto size) {
-    if (slice.faults && transfer.to_host()) populate(memory_at(address), size, PopulateTo::write);
-    if (transfer.way == Way::in_host) return move_in_host(transfer, address, from, size);
-    if (transfer.way == Way::fresh) return touch(memory_at(address), size);
+  transfer.for_each_range(chunk.at + slice.at, slice.size, [&](Range const& range, auto inside, auto at, auto size) {
+    char* const host = memory_at(range.host + inside);
+    if (slice.faults && transfer.to_host()) populate(host, size, PopulateTo::write);
+    if (transfer.way == Way::in_host) return move_in_host(transfer, range, inside, size);
+    if (transfer.way == Way::fresh) return touch(host, size);
     char* const block = chunk.block + (at - chunk.at);
-    if (transfer.file) return transfer.file.move(block, address, size);
-    char* const host = memory_at(address);
+    if (transfer.file) return transfer.file.move(block, {range.host, range.row, range.pitch}, inside, size);
     if (transfer.way == Way::to_host) return stream_copy(host, block, size);
     if (slice.faults) populate(host, size, PopulateTo::read);
     if (chunk.cold) {

@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::uint64_t sector = 4096;  // alignment of direct I/O that every disk accepts
 constexpr unsigned samples = 64;
+constexpr std::uint64_t span_bytes = 256 << 10;  // read at once for rows
+constexpr std::uint64_t widest_pitch = 4 << 10;  // of rows read with the bytes between: faster than a call per row
 constexpr std::uint64_t step = 16 << 20, ahead = 4 * step;  // bytes allocated of a tmpfs file, per call and in advance
 
 /// A thread's own aligned buffer for direct I/O.
@@ -79,6 +81,13 @@ int open_past_cache(int descriptor, int how) noexcept {
   return open(name, how | O_DIRECT | O_CLOEXEC);
 }
 
+/// memcpy to or from memory that may be the caller's; false if that is gone, or the kernel does not allow to find out.
+bool copy(char* to, char const* from, std::uint64_t size, File::Memory memory) noexcept {
+  if (memory == File::Memory::of_caller) return checked_copy(to, from, size);
+  std::memcpy(to, from, size);
+  return true;
+}
+
 }  // namespace
 
 File::~File() {
@@ -110,8 +119,8 @@ int File::prepare_to_write(std::uint64_t size, bool past_cache) noexcept {
   return 0;
 }
 
-int File::read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept {
-  if (direct_ >= 0 && !is_cached(descriptor_, offset, size) && read_direct(to, offset, size) == 0) return 0;
+int File::read(char* to, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept {
+  if (direct_ >= 0 && !is_cached(descriptor_, offset, size) && read_direct(to, offset, size, memory) == 0) return 0;
   while (size > 0) {
     ssize_t const count = pread(descriptor_, to, size, static_cast<off_t>(offset));
     if (count == 0) return ended;
@@ -125,34 +134,34 @@ int File::read(char* to, std::uint64_t offset, std::uint64_t size) const noexcep
 }
 
 /// Read through the aligned buffer, because neither the offset in the file nor the destination is aligned.
-int File::read_direct(char* to, std::uint64_t offset, std::uint64_t size) const noexcept {
+int File::read_direct(char* to, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept {
   thread_local Aligned aligned;
-  char* const memory = aligned.get();
-  if (memory == nullptr) return ENOMEM;
+  char* const sectors = aligned.get();
+  if (sectors == nullptr) return ENOMEM;
   while (size > 0) {
     std::uint64_t const first = offset / sector * sector, skip = offset - first;
     std::uint64_t const wanted = std::min(size, Aligned::size - skip), whole = (skip + wanted + sector - 1) / sector * sector;
-    ssize_t const count = pread(direct_, memory, whole, static_cast<off_t>(first));
+    ssize_t const count = pread(direct_, sectors, whole, static_cast<off_t>(first));
     if (count < 0) {
       if (errno == EINTR) continue;
       return errno;
     }
     if (static_cast<std::uint64_t>(count) <= skip) return ended;
     std::uint64_t const got = std::min(wanted, static_cast<std::uint64_t>(count) - skip);
-    std::memcpy(to, memory + skip, got);
+    if (!copy(to, sectors + skip, got, memory)) return EFAULT;
     to += got, offset += got, size -= got;
   }
   return 0;
 }
 
-int File::write(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
-  if (mapped_ != nullptr) return write_mapped(from, offset, size);
-  return direct_ >= 0 ? write_direct(from, offset, size) : write_cached(from, offset, size);
+int File::write(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept {
+  if (mapped_ != nullptr) return write_mapped(from, offset, size, memory);
+  return direct_ >= 0 ? write_direct(from, offset, size, memory) : write_cached(from, offset, size);
 }
 
-int File::write_mapped(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
+int File::write_mapped(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept {
   if (int const why = find_pages(offset + size); why != 0) return why;
-  std::memcpy(mapped_ + offset, from, size);
+  if (!copy(mapped_ + offset, from, size, memory)) return write_cached(from, offset, size);
   // Otherwise the last owner of the file would unmap all pages alone.
   auto const page = static_cast<std::uint64_t>(getpagesize());
   std::uint64_t const first = (offset + page - 1) / page * page, end = (offset + size) / page * page;
@@ -183,20 +192,22 @@ int File::find_pages(std::uint64_t end) const noexcept {
 }
 
 /// Write whole sectors through the aligned buffer; the rest at either end shares its sector with another slice.
-int File::write_direct(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
+int File::write_direct(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept {
   thread_local Aligned aligned;
-  char* const memory = aligned.get();
+  char* const sectors = aligned.get();
   std::uint64_t const head = std::min(size, (sector - offset % sector) % sector);
   std::uint64_t const end = offset + size, whole_end = std::max(offset + head, end / sector * sector);
-  if (memory == nullptr) return write_cached(from, offset, size);
+  if (sectors == nullptr) return write_cached(from, offset, size);
   if (int const why = write_cached(from, offset, head); why != 0) return why;
   for (std::uint64_t at = offset + head; at < whole_end;) {
     std::uint64_t const wanted = std::min(whole_end - at, Aligned::size);
-    std::memcpy(memory, from + (at - offset), wanted);
-    ssize_t const count = pwrite(direct_, memory, wanted, static_cast<off_t>(at));
+    ssize_t count = 0;
+    if (copy(sectors, from + (at - offset), wanted, memory)) {
+      count = pwrite(direct_, sectors, wanted, static_cast<off_t>(at));
+    }
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0 || count % sector != 0) {  // write it through the page cache
-      if (int const why = write_cached(memory, at, wanted); why != 0) return why;
+      if (int const why = write_cached(from + (at - offset), at, wanted); why != 0) return why;
       at += wanted;
     } else {
       at += static_cast<std::uint64_t>(count);
@@ -216,6 +227,42 @@ int File::write_cached(char const* from, std::uint64_t offset, std::uint64_t siz
     from += count, offset += static_cast<std::uint64_t>(count), size -= static_cast<std::uint64_t>(count);
   }
   return 0;
+}
+
+void FileEnd::move(char* ptr, FileRows const& rows, std::uint64_t at, std::uint64_t size) const noexcept {
+  if (rows.row == FileRows::endless) {
+    move_range(ptr, rows.begin + at, size);
+    return;
+  }
+  thread_local Aligned aligned;
+  char* const span = rows.pitch <= widest_pitch ? aligned.get() : nullptr;
+  while (size > 0 && !outcome->has_failed()) {
+    std::uint64_t const skip = at % rows.row, offset = rows.begin + at / rows.row * rows.pitch + skip;
+    std::uint64_t const first = std::min(size, rows.row - skip), rest = size - first;
+    std::uint64_t const others =  // the rows behind the first that one read includes
+        span == nullptr ? 0 : std::min((rest + rows.row - 1) / rows.row, (span_bytes + skip - rows.row) / rows.pitch);
+    std::uint64_t const count = first + std::min(rest, others * rows.row);
+    if (others == 0) {
+      move_range(ptr, offset, first);
+    } else {
+      std::uint64_t const last = count - first - (others - 1) * rows.row;
+      if (int const why = file->read(span, offset, others * rows.pitch - skip + last, File::Memory::ours); why != 0) {
+        return outcome->fail(why, offset);
+      }
+      std::memcpy(ptr, span, first);
+      char* to = ptr + first;
+      char const* from = span + rows.pitch - skip;
+      for (std::uint64_t i = 1; i < others; ++i, to += rows.row, from += rows.pitch) std::memcpy(to, from, rows.row);
+      std::memcpy(to, from, last);
+    }
+    ptr += count, at += count, size -= count;
+  }
+}
+
+void FileEnd::move_range(char* ptr, std::uint64_t offset, std::uint64_t size) const noexcept {
+  if (outcome->has_failed()) return;
+  int const why = writes ? file->write(ptr, offset, size, memory) : file->read(ptr, offset, size, memory);
+  if (why != 0) outcome->fail(why, offset);
 }
 
 }  // namespace pinning

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +50,12 @@ inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
   _mm_sfence();  // non-temporal stores are unordered until then
 #endif
   std::memcpy(to, from, size);
+}
+
+/// memcpy, by the kernel: false, instead of SIGBUS or SIGSEGV, if memory at either end is gone.
+inline bool checked_copy(char* to, char const* from, std::size_t size) noexcept {
+  iovec const ours{to, size}, theirs{const_cast<char*>(from), size};
+  return process_vm_readv(getpid(), &ours, 1, &theirs, 1, 0) == static_cast<ssize_t>(size);
 }
 
 /// The number of page faults of this thread that needed no I/O.

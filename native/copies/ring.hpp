@@ -85,6 +85,7 @@ class Placement {
 struct Range {
   std::uint64_t at;    // in the copy
   Address host, from;  // `host` is read or written; in a copy within the host, `host` is written and `from` is read
+  std::uint64_t row = FileRows::endless, pitch = 0;  // of the end in a file
 };
 
 struct Ring;
@@ -111,13 +112,13 @@ struct Transfer {
   bool faults = false;             // its host memory is populated slice by slice, before the slice is moved
   std::shared_ptr<Transfer> waiter;  // the transfer that waits for this signal
 
-  /// Call `move(host, from, at, size)` for each host range of these bytes of the copy.
+  /// Call `move(range, inside, at, size)` for each host range of these bytes of the copy; `inside`: from where in it.
   template <class Move>
   void for_each_range(std::uint64_t at, std::uint64_t size, Move&& move) const {
     auto range = std::prev(std::ranges::upper_bound(ranges, at, {}, &Range::at));
     for (std::uint64_t const end = at + size; at < end; ++range) {
       std::uint64_t const inside = at - range->at, count = std::min(end, std::next(range)->at) - at;
-      move(range->host + inside, range->from + inside, at, count);
+      move(*range, inside, at, count);
       at += count;
     }
   }

@@ -196,8 +196,8 @@ void look_for_new_memory(Transfer& transfer, std::uint64_t huge_from) noexcept {
   std::uint64_t const size = transfer.size();
   unsigned absent = 0;
   for (unsigned i = 1; i <= sample; ++i) {
-    transfer.for_each_range(size / (sample + 1) * i, 1, [&](Address host, Address, std::uint64_t, std::uint64_t) {
-      if (is_absent(reinterpret_cast<char*>(host))) ++absent;
+    transfer.for_each_range(size / (sample + 1) * i, 1, [&](Range const& range, auto inside, auto, auto) {
+      if (is_absent(reinterpret_cast<char*>(range.host + inside))) ++absent;
     });
   }
   transfer.faults = absent > sample / 2;
@@ -242,7 +242,7 @@ class Rings : public Staging {
   PartLists& lists() noexcept override { return lists_; }
   std::shared_ptr<PartList const> zero() override;
   std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                    std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) override;
+                                    std::vector<FilePart> const& parts, bool early, StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
@@ -341,7 +341,7 @@ std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vect
 }
 
 std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                         std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) {
+                                         std::vector<FilePart> const& parts, bool early, StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   bool const in_host = memory == Memory::host;
   transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
@@ -349,22 +349,25 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   if (file.file->is_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
   std::vector<CopyItem> stretches;  // of memory: parts scattered in the file are often contiguous there
-  for (CopyItem const& part : parts) {
-    Address CopyItem::* const end = file.writes ? &CopyItem::src : &CopyItem::dst;
+  Address CopyItem::* const end = file.writes ? &CopyItem::src : &CopyItem::dst;
+  for (FilePart const& each : parts) {
+    CopyItem const part{each.dst, each.src, each.size};
     bool const adjoins = !stretches.empty() && part.*end == stretches.back().*end + stretches.back().size;
     if (adjoins && (!file.writes || in_host || is_of_one_allocation(stretches.back().src, part.src))) {
       stretches.back().size += part.size;
     } else {
       stretches.push_back(part);
     }
-    Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0};
+    Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0, each.row, each.pitch};
     Range const* const last = transfer->ranges.empty() ? nullptr : &transfer->ranges.back();
     bool const follows = last != nullptr && range.host == last->host + (at - last->at) &&
-                         (!in_host || range.from == last->from + (at - last->at));
+                         (!in_host || range.from == last->from + (at - last->at)) &&
+                         range.row == FileRows::endless && last->row == FileRows::endless;
     if (!follows) transfer->ranges.push_back(range);
     at += part.size;
   }
   transfer->file = std::move(file);
+  if (in_host) transfer->file.memory = File::Memory::of_caller;
   return copy_parts(queue, std::move(transfer), at, stretches, limits);
 }
 

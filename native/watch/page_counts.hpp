@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages are watched, how often, and for which of them the kernel's watch has ended since.
+// Which pages are watched, how often, and which of them have been unmapped or moved since.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -19,7 +18,7 @@ namespace pinning {
 /// munmap for the thread that marks pages.
 class KernelBlocks {
  public:
-  static constexpr std::size_t block_size = 96;
+  static constexpr std::size_t block_size = 64;
 
   void* take() {
     if (free_ == nullptr) take_more();
@@ -65,10 +64,7 @@ class PageCounts {
  public:
   PageCounts() noexcept {}
 
-  /// Number of calls of `add`, from 1.
-  std::uint64_t additions() const noexcept { return additions_; }
-
-  /// Count the pages as watched once more, and by the kernel. Throws std::bad_alloc; then nothing has changed.
+  /// Count the pages as watched once more, and as present. Throws std::bad_alloc; then nothing has changed.
   void add(Address start, Address end) {
     auto const [first, last] = split(start, end);
     ++first->second.borders;
@@ -76,33 +72,29 @@ class PageCounts {
     for (auto step = first; step != last; ++step) {
       ++step->second.count;
       step->second.gone = false;
-      step->second.added = additions_ + 1;
     }
-    ++additions_;
     merge(start, end);
   }
 
-  /// Mark pages as no longer watched by the kernel, except those that were added after the first `additions` calls of
-  /// `add`. Calls `act` with each run that is marked. Throws std::bad_alloc; then nothing has changed.
-  template <class Act>
-  void mark_gone(Address start, Address end, std::uint64_t additions, Act&& act) {
+  /// Mark pages that have been unmapped or moved. Throws std::bad_alloc; then nothing has changed.
+  void mark_gone(Address start, Address end) {
     auto const [first, last] = split(start, end);
-    for (auto step = first; step != last; ++step) {
-      if (step->second.count != 0 && step->second.added > additions) continue;
-      step->second.gone = step->second.count != 0;
-      act(step->first, std::next(step)->first);
-    }
+    for (auto step = first; step != last; ++step) step->second.gone = step->second.count != 0;
     merge(start, end);
   }
 
-  /// Whether any page is watched.
-  bool any(Address start, Address end) const noexcept {
-    auto step = steps_.upper_bound(start);
-    if (step != steps_.begin()) --step;
-    for (; step != steps_.end() && step->first < end; ++step) {
-      if (step->second.count != 0 && std::next(step) != steps_.end() && start < std::next(step)->first) return true;
+  /// Call `act` with each run of pages that no `add` relies on: not watched, or gone.
+  template <class Act>
+  void each_unwatched(Address start, Address end, Act&& act) const {
+    auto next = steps_.upper_bound(start);
+    bool relied_on = next != steps_.begin() && is_relied_on(std::prev(next)->second);
+    for (Address from = start; from < end;) {
+      bool const here = relied_on;
+      while (next != steps_.end() && next->first < end && relied_on == here) relied_on = is_relied_on((next++)->second);
+      Address const until = relied_on == here ? end : std::prev(next)->first;
+      if (!here) act(from, until);
+      from = until;
     }
-    return false;
   }
 
   /// Call `act` with each run of pages that only the `add` of this range watches, and that are not gone.
@@ -118,7 +110,7 @@ class PageCounts {
   void remove(Address start, Address end) noexcept {
     auto const first = steps_.find(start), last = steps_.find(end);
     for (auto step = first; step != last; ++step) {
-      if (--step->second.count == 0) step->second.gone = false, step->second.added = 0;
+      if (--step->second.count == 0) step->second.gone = false;
     }
     --first->second.borders;
     --last->second.borders;
@@ -130,8 +122,8 @@ class PageCounts {
   struct Step {
     unsigned count = 0, borders = 0;
     bool gone = false;
-    std::uint64_t added = 0;  // the last `add` of any of its pages
   };
+  static bool is_relied_on(Step const& step) noexcept { return step.count != 0 && !step.gone; }
   using Steps = std::map<Address, Step, std::less<>, KernelAllocator<std::pair<Address const, Step>>>;
 
   struct Borders {
@@ -153,7 +145,7 @@ class PageCounts {
     auto const next = steps_.lower_bound(address);
     if (next != steps_.end() && next->first == address) return next;
     Step const before = before_of(next);
-    return steps_.emplace_hint(next, address, Step{before.count, 0, before.gone, before.added});
+    return steps_.emplace_hint(next, address, Step{before.count, 0, before.gone});
   }
 
   /// Remove the steps from `start` to `end` that only repeat the step before.
@@ -162,17 +154,12 @@ class PageCounts {
       Step const& here = step->second;
       Step const before = before_of(step);
       bool const redundant = here.borders == 0 && here.count == before.count && here.gone == before.gone;
-      if (redundant && step != steps_.begin()) {
-        std::uint64_t& added = std::prev(step)->second.added;
-        added = std::max(added, here.added);
-      }
       step = redundant ? steps_.erase(step) : std::next(step);
     }
   }
 
   Step before_of(Steps::const_iterator step) const { return step == steps_.begin() ? Step{} : std::prev(step)->second; }
 
-  std::uint64_t additions_ = 0;
   KernelBlocks blocks_;
   Steps steps_{Steps::allocator_type(blocks_)};
 };

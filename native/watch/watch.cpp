@@ -29,7 +29,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -41,6 +40,7 @@
 
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
+#include "../base/mappings.hpp"
 #include "../base/process.hpp"
 #include "page_counts.hpp"
 
@@ -56,11 +56,6 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
-
-/// How long a thread waits, by tries and by the clock, for an instant in which no thread is taking
-/// watched memory away. There may be none while other threads do so all the time.
-constexpr int patient_tries = 64;
-constexpr auto patience = std::chrono::milliseconds(2);
 
 /// Tries to notify a tenant by a thread that removes memory; then the lock's holder may be waiting for that thread.
 constexpr int most_tries = 1000;
@@ -137,7 +132,6 @@ class Watch : public Watcher {
     if (!started() || ranges_ == most_ranges || end <= start) return false;
     try {
       pages_.add(start, end);
-      additions_.store(pages_.additions(), std::memory_order_release);
     } catch (std::bad_alloc const&) {
       return false;
     }
@@ -152,17 +146,12 @@ class Watch : public Watcher {
 
   /// Where pages are gone, there may be watched memory that has moved there since, which the kernel continues to watch.
   /// The reader cannot mark pages meanwhile, so `settled` reports afterwards whether any may have gone away just then.
-  /// If it never is, memory that has moved there just then is no longer watched: no lock relies on that.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
-    Patience patience;
     for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
-      bool const over = patience.is_over();
-      if (over || settled()) {
-        pages_.each_last(start, end, [&](Address from, Address to) {
-          over ? end_own_kernel_watch(from, to) : end_kernel_watch(from, to);
-        });
-        if (over || settled()) {
+      if (settled()) {
+        pages_.each_last(start, end, [&](Address from, Address to) { end_kernel_watch(from, to); });
+        if (settled()) {
           pages_.remove(start, end);
           --ranges_;
           return;
@@ -184,19 +173,16 @@ class Watch : public Watcher {
     return !changing && !has_pending();
   }
 
-  void await_settled(Address ptr, std::uint64_t size) noexcept override {
-    for (Patience patience; !settled();) {
-      if (patience.is_over()) {
-        std::lock_guard const guard(ranges_mutex_);
-        if (!pages_.any(ptr & -page, ((ptr + (size - 1)) & -page) + page)) return;
-      }
-      sched_yield();
+  /// All of its mapping: part of it would become a mapping of its own, and the program could not move the whole again.
+  void release_moved(Address ptr) noexcept override {
+    try {
+      auto const mapped = mappings(ptr, 1);
+      if (mapped.empty()) return;
+      std::lock_guard const guard(ranges_mutex_);
+      pages_.each_unwatched(mapped.front().start, mapped.front().end,
+                            [&](Address from, Address to) { end_own_kernel_watch(from, to); });
+    } catch (std::exception const&) {  // the mappings cannot be read: the kernel continues to report what happens there
     }
-  }
-
-  void release_moved(Address ptr, std::uint64_t size) noexcept override {
-    std::lock_guard const guard(ranges_mutex_);
-    end_uncounted(ptr, ptr + size, 0);
   }
 
   std::string problem() override {
@@ -272,29 +258,10 @@ class Watch : public Watcher {
     if (have_kernel_watch(start, end)) end_kernel_watch(start, end);
   }
 
-  /// End the kernel's watch of pages that no listener relies on, except where a `watch` after the first `additions` does.
-  void end_uncounted(Address start, Address end, std::uint64_t additions) noexcept {
-    try {
-      pages_.mark_gone(start, end, additions, [&](Address from, Address to) { end_own_kernel_watch(from, to); });
-    } catch (std::bad_alloc const&) {  // the kernel continues to report what happens there
-    }
-  }
-
   void end_kernel_watch(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
     if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);
   }
-
-  class Patience {
-   public:
-    /// To be asked at each try.
-    bool is_over() noexcept { return ++tries_ > patient_tries || Clock::now() - begun_ > patience; }
-
-   private:
-    using Clock = std::chrono::steady_clock;
-    Clock::time_point const begun_ = Clock::now();
-    int tries_ = 0;
-  };
 
   struct Range {
     Address start, end;
@@ -322,7 +289,6 @@ class Watch : public Watcher {
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
       reading_.store(true, std::memory_order_seq_cst);  // before the first read, which lets munmap return
-      std::uint64_t const additions = additions_.load(std::memory_order_acquire);
       take(file);
       bool wants_undo = false;
       {
@@ -338,9 +304,8 @@ class Watch : public Watcher {
               noted = tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             }
             wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); }) || noted;
-            // Now no listener relies on what is there: else each further call for it would be reported.
-            if (told.to != 0 && !noted) end_watch(file, told.to, told.to + (end - start), 0);
-            if (told.stays) end_watch(file, start, end, additions);
+            // Otherwise each further call for it would be reported.
+            if (told.to != 0 && !noted) wants_undo |= post_moved(told.to);
           } while (told != heard_[i]);
         }
       }
@@ -351,24 +316,14 @@ class Watch : public Watcher {
     }
   }
 
-  std::unique_lock<std::mutex> ranges_for_reader(int file) noexcept {
+  void mark_gone(int file, Address start, Address end) noexcept {
     std::unique_lock guard(ranges_mutex_, std::defer_lock);
     while (!guard.try_lock()) {
       take(file);  // its holder may be waiting in munmap
       sched_yield();
     }
-    return guard;
-  }
-
-  void end_watch(int file, Address start, Address end, std::uint64_t additions) noexcept {
-    auto const guard = ranges_for_reader(file);
-    end_uncounted(start, end, additions);
-  }
-
-  void mark_gone(int file, Address start, Address end) noexcept {
-    auto const guard = ranges_for_reader(file);
     try {
-      pages_.mark_gone(start, end, pages_.additions(), [](Address, Address) {});
+      pages_.mark_gone(start, end);
     } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever memory it is of
     }
   }
@@ -464,6 +419,26 @@ class Watch : public Watcher {
     wake(tell_wanted_);
   }
 
+  /// Have the undoer release memory that has moved; false if it has too much to do. Then it stays watched.
+  bool post_moved(Address to) noexcept {
+    lock_posted();
+    bool const has_room = moved_count_ < moved_.size();
+    if (has_room) moved_[moved_count_++] = to;
+    posted_lock_.clear(std::memory_order_release);
+    return has_room;
+  }
+
+  void release_posted() noexcept {
+    for (;;) {
+      lock_posted();
+      bool const any = moved_count_ != 0;
+      Address const to = any ? moved_[--moved_count_] : 0;
+      posted_lock_.clear(std::memory_order_release);
+      if (!any) return;
+      release_moved(to);
+    }
+  }
+
   void lock_posted() noexcept {
     while (posted_lock_.test_and_set(std::memory_order_acquire)) sched_yield();
   }
@@ -497,6 +472,7 @@ class Watch : public Watcher {
     for (std::uint32_t done = 0;;) {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
+      release_posted();
       std::unique_lock guard(tenants_mutex_);
       for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
         undo_next_ = tenant->next_.load();
@@ -519,7 +495,6 @@ class Watch : public Watcher {
   FileIdentity identity_;
   std::string problem_;
   PageCounts pages_;
-  std::atomic<std::uint64_t> additions_ = 0;  // of `pages_`, for the reader
   std::size_t ranges_ = 0;
 
   std::mutex tenants_mutex_;
@@ -536,6 +511,8 @@ class Watch : public Watcher {
   std::array<Range, 64> posts_;
   std::size_t post_count_ = 0;
   std::atomic<std::uint32_t> tell_wanted_ = 0;
+  std::array<Address, 64> moved_;
+  std::size_t moved_count_ = 0;
 
   // Used by the reader only.
   std::array<Heard, 1024> heard_;

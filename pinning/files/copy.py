@@ -10,12 +10,13 @@ from pinning.copies.links import DIVIDED_FROM, Rounds, divided, ways_of
 from pinning.errors import InvalidRangeError
 from pinning.files.divided import FileParts
 from pinning.files.file_work import FileCopy, OpenFile, copy_of, copy_parts, may_be_early
+from pinning.files.order import wait_for_saves
 from pinning.files.shards import AnyPath
 from pinning.locking.devices import is_host as is_device_of_host
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
-from pinning.runtime.arguments import byte_count, integer
+from pinning.runtime.arguments import byte_count, integer, path_name
 
 
 def copy_file_async(
@@ -107,6 +108,7 @@ def _copied(
     end = end_of(dst, None if given is None else given.device)
     if end.read_only:
         raise InvalidRangeError(f"dst at {end.ptr:#x} is read-only; copy into writable memory")
+    wait_for_saves(path_name(path))
     with OpenFile(path) as file:
         size = _size(file, offset, nbytes, end.size)
         file.look_for_cold(offset, size)

@@ -6,7 +6,7 @@
 cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from cython.operator cimport dereference
-from libc.errno cimport EINVAL, EIO, EISDIR, errno
+from libc.errno cimport EFAULT, EINVAL, EIO, EISDIR, errno
 from libc.stdint cimport uint64_t
 from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.utility cimport move
@@ -15,9 +15,11 @@ from posix.fcntl cimport O_CREAT, O_EXCL, O_NOCTTY, O_NONBLOCK, O_RDONLY, O_RDWR
 from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, struct_stat
 
 from pinning.copies.work cimport Copy, count_bytes, way_plain
-from pinning.plugin.native cimport CopyItem, VendorQueue
+from pinning.plugin.native cimport VendorQueue
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.staging cimport CFile, CopyLimits, CStaged, FileEnd, FileMemory, FileOutcome, Staging, limits_of
+from pinning.queues.staging cimport (
+    CFile, CopyLimits, CStaged, FileEnd, FileMemory, FileOutcome, FilePart, FileRows, Staging, limits_of
+)
 from pinning.queues.submitter cimport Submitter
 
 import os
@@ -32,9 +34,7 @@ from pinning.queues.staging import staging_of
 from pinning.runtime.arguments import path_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from pinning.queues import Event, Queue
 
@@ -61,7 +61,7 @@ cdef class OpenFile:
     ----------
     path : path-like
     create : bool
-        Whether to create a new file, for writing.
+        Whether to create a new file, for writing, which only its owner can open.
 
     Raises
     ------
@@ -81,7 +81,7 @@ cdef class OpenFile:
         cdef int flags = O_RDWR | O_CREAT | O_EXCL if create else O_RDONLY | O_NONBLOCK | O_NOCTTY
         cdef int descriptor
         with nogil:
-            descriptor = open(name, flags | O_CLOEXEC, 0o666)
+            descriptor = open(name, flags | O_CLOEXEC, 0o600)
         if descriptor < 0:
             raise OSError(errno, os.strerror(errno), self.path)
         self.file = make_shared[CFile](descriptor)
@@ -151,6 +151,9 @@ cdef class Outcome:
             return FileError(EIO, f"it ends before all bytes from {at} on were read: has it been truncated?", self.path)
         if reason == ECANCELED:
             return FileError(ECANCELED, "the copy was cancelled", self.path)
+        if reason == EFAULT:
+            return FileError(EFAULT, f"memory of the copy cannot be accessed, from byte {at} on: has a mapped file been "
+                                     "truncated?", self.path)
         return FileError(reason, f"{os.strerror(reason)}, at byte {at}", self.path)
 
     def __dealloc__(self):
@@ -198,7 +201,7 @@ cdef class FileCopy(Copy):
 cdef class FileWork(Work):
     cdef FileEnd file
     cdef Outcome outcome
-    cdef vector[CopyItem] parts
+    cdef vector[FilePart] parts
     cdef bint in_device, early
     cdef Staging staging
     cdef CopyLimits limits
@@ -222,19 +225,21 @@ cdef class FileWork(Work):
         cdef FileOutcome* outcome = self.file.outcome.get()
         cdef vector[char] block
         cdef uint64_t at, count
-        cdef CopyItem part
+        cdef FilePart part
+        cdef FileRows rows
         block.resize(PLAIN_BYTES)
         queue.synchronize()
         for part in self.parts:
             at = 0
+            rows.begin, rows.row, rows.pitch = part.dst if self.file.writes else part.src, part.row, part.pitch
             while at < part.size and not outcome.has_failed():
                 count = min(part.size - at, <uint64_t>PLAIN_BYTES)
                 if self.file.writes:
                     queue.copy(<uint64_t>block.data(), part.src + at, count)
                     queue.synchronize()
-                    self.file.move(block.data(), part.dst + at, count)
+                    self.file.move(block.data(), rows, at, count)
                 else:
-                    self.file.move(block.data(), part.src + at, count)
+                    self.file.move(block.data(), rows, at, count)
                     if not outcome.has_failed():
                         queue.copy(part.dst + at, <uint64_t>block.data(), count)
                         queue.synchronize()
@@ -272,7 +277,7 @@ def copy_of(OpenFile file not None) -> FileCopy:
 def copy_parts(
     Submitter queue not None: Queue,
     OpenFile file not None,
-    parts: NDArray[numpy.uint64] | list[tuple[int, int, int]],
+    parts: Sequence[tuple[int, ...]],
     *,
     bint in_device,
     bint writes=False,
@@ -285,8 +290,9 @@ def copy_parts(
 
     Parameters
     ----------
-    parts : array of uint64, shape (n, 3), or list of (int, int, int)
-        Destination, source and bytes of each; the file's end is an offset in the file, and these offsets ascend.
+    parts : sequence of tuples of 3 or of 5 ints
+        Destination, source and bytes of each; the file's end is an offset in the file, and these offsets ascend. With
+        5, the bytes in the file, which is read, are rows: the bytes of a row, and those from one row to the next.
     in_device : bool
         Whether the memory is that of the queue's device, not the host's.
     writes : bool
@@ -306,7 +312,7 @@ def copy_parts(
     cdef FileWork work = FileWork.__new__(FileWork)
     cdef FileCopy copy = copy_of(file) if of is None else of.another()
     cdef const uint64_t[:, ::1] rows = numpy.asarray(parts, numpy.uint64)
-    cdef CopyItem part
+    cdef FilePart part
     cdef Py_ssize_t i
     cdef uint64_t first = ~(<uint64_t>0), end = 0, size = 0
     file.fileno()
@@ -314,7 +320,10 @@ def copy_parts(
     work.file.file, work.file.outcome, work.file.writes = file.file, copy.outcome.native, writes
     work.parts.reserve(rows.shape[0])
     for i in range(rows.shape[0]):
+        part = FilePart()
         part.dst, part.src, part.size = rows[i, 0], rows[i, 1], rows[i, 2]
+        if rows.shape[1] == 5 and rows[i, 3] < rows[i, 2]:
+            part.row, part.pitch = rows[i, 3], rows[i, 4]
         work.parts.push_back(part)
         first, end, size = min(first, part.dst), max(end, part.dst + part.size), size + part.size
     work.in_device, work.kept = in_device, tuple(keep)

@@ -154,7 +154,7 @@ def _tensor(name: str, entry: Any, start: int, file_bytes: int) -> TensorInfo:
     begin, end = offsets
     if start + end > file_bytes:
         raise _WrongError(
-            f"{what} ends at byte {start + end}, and the file at {file_bytes}: the file is "
+            f"{what} ends at byte {_short(end)} behind its header, and the file at {file_bytes - start}: the file is "
             "truncated, or the header is wrong"
         )
     if len(shape) > _MOST_DIMENSIONS:
@@ -224,7 +224,7 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
     Raises
     ------
     FileFormatError
-        A name, or a string of the metadata, cannot be encoded in UTF-8.
+        A name, or a string of the metadata, cannot be encoded in UTF-8; or the header is too long for any reader.
     LayoutError
         A tensor is not a whole number of bytes.
     """
@@ -245,5 +245,10 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
         )
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST:
+        raise FileFormatError(
+            f"the names of {len(tensors)} tensors, and the metadata, make a header of {len(text)} bytes; readers "
+            f"accept at most {LONGEST}: shorten them, or save to several files"
+        )
     start = 8 + len(text)
     return Written(len(text).to_bytes(8, "little") + text, {name: start + begins[name] for name in order}, start + at)

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-import numpy
-from numpy.typing import NDArray
-
-from pinning.copies.links import DIVIDED_FROM, Rounds, ways_of
+from pinning.copies.links import DIVIDED_FROM, LARGEST_BLOCK, Rounds, ways_of
 from pinning.errors import FileError, FileFormatError, InvalidRangeError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.divided import FileParts
 from pinning.files.file_work import OpenFile, copy_of, copy_parts
 from pinning.files.frameworks import Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
+from pinning.files.order import wait_for_saves
 from pinning.files.shards import AnyPaths, find_shards
 from pinning.files.slices import Piece, Plan, check_plan, pieces_of
 from pinning.locking.devices import default_device
@@ -28,7 +27,6 @@ from pinning.queues import Event, Queue, as_queue, default_queue
 
 _ALIGNMENT = 16  # bytes; of every tensor
 _SMALL = 64 << 10  # bytes; shorter ranges are read through the page cache, with the bytes between them
-Ranges = NDArray[numpy.uint64]
 
 
 @overload
@@ -160,7 +158,8 @@ class _Shard(NamedTuple):
     stamp: tuple[int, int]
 
 
-def _opened(path: os.PathLike[str], names: frozenset[str] | None, files: ExitStack) -> _Shard:
+def _opened(path: Path, names: frozenset[str] | None, files: ExitStack) -> _Shard:
+    wait_for_saves(path)
     file = files.enter_context(OpenFile(path))
     stamp = _stamp(file)
     length = length_of(_read(file, 0, min(8, stamp[0])), stamp[0], file.path)
@@ -323,14 +322,21 @@ def _copy(
         copy = None
         if of_target:
             in_device = not is_host(target.queue.device)
-            parts = _ranges(of_target)
-            _look_for_cold(shard.file, parts)
+            ranges = _ranges(of_target)
+            nbytes, rows = sum(each.nbytes for each in ranges), sum(each.nbytes // each.row for each in ranges)
+            if nbytes >= _SMALL * rows:
+                shard.file.look_for_cold(ranges[0].src, ranges[-1].end - ranges[0].src)
             # Early: the file is already as its header says, and no pending work of the queue is expected to write it.
-            nbytes = int(parts[:, 2].sum())
-            if rounds is not None and in_device and nbytes >= DIVIDED_FROM and ways_of(target.queue):
+            if (
+                rounds is not None
+                and in_device
+                and nbytes >= max(DIVIDED_FROM, rows * LARGEST_BLOCK)
+                and ways_of(target.queue)
+            ):
+                parts = [row for each in ranges for row in each.rows()]
                 rounds.add(FileParts(shard.file, parts, (memory,), True, copy_of(shard.file)).part, nbytes)
                 continue
-            copy = copy_parts(target.queue, shard.file, parts, in_device=in_device, keep=(memory,), early=True)
+            copy = copy_parts(target.queue, shard.file, ranges, in_device=in_device, keep=(memory,), early=True)
             events.append(copy)
         copies.append(copy)
     for (owner, who), ends in passes.items():
@@ -345,30 +351,40 @@ def _pass_on(ends: list[tuple[int, int, int]], queue: VendorQueue) -> None:
         queue.copy(dst, src, nbytes)
 
 
-def _look_for_cold(file: OpenFile, parts: Ranges) -> None:
-    if int(parts[:, 2].sum()) >= _SMALL * len(parts):
-        first, last = int(parts[0, 1]), int(parts[-1, 1] + parts[-1, 2])
-        file.look_for_cold(first, last - first)
+class _Range(NamedTuple):
+    """Bytes that are contiguous in memory, and in the file one row, or several `pitch` bytes apart."""
+
+    dst: int
+    src: int
+    nbytes: int
+    row: int
+    pitch: int
+
+    @property
+    def end(self) -> int:
+        return self.src + (self.nbytes // self.row - 1) * self.pitch + self.row
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        for i in range(self.nbytes // self.row):
+            yield self.dst + i * self.row, self.src + i * self.pitch, self.row
 
 
-def _ranges(places: dict[Piece, int]) -> Ranges:
-    """Address, offset and bytes of each range that is contiguous in the file and in memory, in the file's order."""
-    blocks: list[Any] = []
-    dst = src = size = 0
+def _ranges(places: dict[Piece, int]) -> list[_Range]:
+    """The ranges of pieces, in the file's order; pieces that are contiguous in both the file and memory are one."""
+    ranges: list[_Range] = []
     for (tensor, rows, pitch), at in sorted(places.items(), key=lambda each: each[0].tensor.begin):
-        if rows == 1 and size and tensor.begin == src + size and at == dst + size:
-            size += tensor.nbytes
-            continue
-        if size:
-            blocks.append([(dst, src, size)])
-        dst, src, size = at, tensor.begin, tensor.nbytes
-        if rows > 1:
-            row, size = tensor.nbytes // rows, 0
-            i = numpy.arange(rows, dtype=numpy.uint64)
-            blocks.append(numpy.stack([at + i * row, tensor.begin + i * pitch, numpy.full_like(i, row)], axis=1))
-    if size:
-        blocks.append([(dst, src, size)])
-    return numpy.concatenate([numpy.asarray(block, numpy.uint64) for block in blocks])
+        last = ranges[-1] if ranges else None
+        if (
+            rows == 1
+            and last
+            and last.row == last.nbytes
+            and (last.dst, last.src) == (at - last.nbytes, tensor.begin - last.nbytes)
+        ):
+            size = last.nbytes + tensor.nbytes
+            ranges[-1] = last._replace(nbytes=size, row=size)
+        else:
+            ranges.append(_Range(at, tensor.begin, tensor.nbytes, tensor.nbytes // rows, pitch))
+    return ranges
 
 
 def _device(device: Any, queue: Queue | None) -> MemoryDevice:

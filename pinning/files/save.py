@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -20,17 +17,18 @@ import numpy
 from pinning.arena import Arena, ArenaAllocation
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
-from pinning.errors import FileError, InvalidRangeError, LayoutError, PinningError
+from pinning.errors import InvalidRangeError, LayoutError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
 from pinning.files.header import Written, build
+from pinning.files.order import complete_in_turn, queue_of_writes, wait_for_saves
+from pinning.files.replacement import Replacement
 from pinning.files.shards import AnyPath
 from pinning.files.snapshot import Parts, snapshot
 from pinning.interop.dtypes import DTYPES, NAMES_OF_NUMPY, NAMES_OF_TORCH
 from pinning.queues import Event, Queue, default_queue
-from pinning.runtime.arguments import describe, path_name
-from pinning.runtime.process import Subsystem, at_exit, at_fork
+from pinning.runtime.arguments import describe
 
 
 def save_file(
@@ -73,6 +71,7 @@ def save_file(
         saving.begin()
         for copy in saving.write(saving.parts):
             copy.wait()
+        wait_for_saves(saving.target)
         saving.complete()
     except BaseException as error:  # Ctrl-C too
         saving.give_up(error)
@@ -112,10 +111,11 @@ def save_file_async(
     Exception
         The errors of `save_file` that are found before the call returns. Ctrl-C ends the save.
     """
+    if arena is not None and not isinstance(arena, Arena):
+        raise TypeError(f"arena is {describe(arena)}; it must be a pinning.Arena, or None for one that is kept")
     saving = _Saving(tensors, path, metadata, fsync)
     blocks: list[ArenaAllocation] = []
     copies: list[Event] = []
-    over = threading.Event()
     try:
         saving.begin()
         rest: list[Parts] = []
@@ -128,34 +128,33 @@ def save_file_async(
         copies.extend(saving.write(rest))
         for each in copies:
             each.wait()
-        queue = Queue("host")
-        if held:
-            saving.write([Parts(None, sorted(held), [])], queue)
-        _pending.add(over)
-        event = queue.call(partial(_complete, saving, blocks, over))
+        written = saving.write([Parts(None, sorted(held), [])], queue_of_writes()) if held else []
+        return complete_in_turn(partial(_complete, saving, blocks), saving.target, written)
     except BaseException as error:
-        _pending.discard(over)
-        saving.give_up(error)
-        for copy in copies:
-            with suppress(Exception):
-                copy.wait()
-        _free(blocks)
+        with saving.ending:
+            if saving.ended:  # the queue was quicker
+                raise
+            saving.give_up(error)
+            for copy in copies:
+                with suppress(Exception):
+                    copy.wait()
+            _free(blocks)
         raise
-    return event
 
 
-def _complete(saving: _Saving, blocks: list[ArenaAllocation], over: threading.Event) -> None:
+def _complete(saving: _Saving, blocks: list[ArenaAllocation]) -> None:
     """Called by the queue, after the writes."""
-    try:
-        saving.check()
-        saving.complete()
-    except BaseException as error:
-        saving.discard(error)
-        raise
-    finally:
-        _free(blocks)
-        _pending.discard(over)
-        over.set()
+    with saving.ending:
+        if saving.ended:
+            return
+        try:
+            saving.check()
+            saving.complete()
+        except BaseException as error:
+            saving.discard(error)
+            raise
+        finally:
+            _free(blocks)
 
 
 def _free(blocks: Iterable[ArenaAllocation]) -> None:
@@ -164,26 +163,14 @@ def _free(blocks: Iterable[ArenaAllocation]) -> None:
             block.free()
 
 
-_pending: set[threading.Event] = set()  # of saves in progress
-
-
-def _at_exit() -> None:
-    with suppress(KeyboardInterrupt):  # which ends the waiting
-        for over in list(_pending):
-            over.wait()
-
-
-at_fork(Subsystem.FILES, _pending.clear)  # they belong to the parent
-at_exit(Subsystem.FILES, _at_exit)
-
-
 class _Saving:
-    """A file that is being written beside its final path."""
+    """Tensors on their way to a file."""
 
     def __init__(
         self, tensors: Mapping[str, Any], path: AnyPath, metadata: Mapping[str, str] | None, fsync: bool
     ) -> None:
-        self._target, self._fsync = _target(path), fsync
+        self._new = Replacement(path, fsync)
+        self.target = self._new.target
         if metadata is not None and not isinstance(metadata, Mapping):
             raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")
         for pair in (metadata or {}).items():
@@ -196,18 +183,15 @@ class _Saving:
         _refuse_shared(sources)
         written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
         self.parts = _parts(written, sources)
-        self._copies: list[FileCopy] = []
-        # A file name is limited to 255 bytes, not characters.
-        stem = os.fsencode(self._target.name)[:100].decode("utf-8", "ignore")
-        self._beside = self._target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
         self._written = written
+        self._copies: list[FileCopy] = []
         self._file: OpenFile | None = None
+        self.ending = threading.Lock()  # held by the thread that ends it: the caller, or a queue
+        self.ended = False
 
     def begin(self) -> None:
         """Create the file. The caller discards it if this fails, or Ctrl-C ends it at any point."""
-        self._file = OpenFile(self._beside, create=True)
-        # If the disk is waited for, the page cache would only add a copy.
-        self._file.prepare_to_write(self._written.nbytes, self._fsync)
+        self._file = self._new.create(self._written.nbytes)
         _write_all(self._file, self._written.text)
 
     def write(self, groups: Iterable[Parts], queue: Queue | None = None) -> list[FileCopy]:
@@ -227,26 +211,14 @@ class _Saving:
             copy.check_moved()
 
     def complete(self) -> None:
-        assert self._file is not None
-        if self._fsync:
-            os.fsync(self._file.fileno())
-        self._file.close()
-        self._beside.replace(self._target)
-        if self._fsync:
-            _sync_folder(self._target.parent)
+        self._new.complete()
+        self.ended = True
 
     def discard(self, error: BaseException) -> None:
+        self.ended = True
         for copy in self._copies:
             copy.cancel()
-        if self._file is not None:
-            self._file.close()
-        with suppress(OSError):
-            self._beside.unlink()
-        self._name(error)
-
-    def _name(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and str(error.filename) == str(self._beside):
-            error.filename = str(self._target)  # the path that the caller gave
+        self._new.discard(error)
 
     def give_up(self, error: BaseException) -> None:
         """`discard`, and wait until its memory is no longer being read."""
@@ -266,17 +238,12 @@ class _Source(NamedTuple):
     of_torch: bool = False
 
 
-def _target(path: AnyPath) -> Path:
-    target = Path(os.path.realpath(path_name(path)))  # the target of a link
-    if target.exists() and not target.is_file():
-        raise FileError(errno.EINVAL, "it is not a regular file, and would be replaced by one", str(target))
-    return target
-
-
 def _source(name: Any, tensor: Any) -> _Source:
     if not isinstance(name, str) or name == "__metadata__":
         raise TypeError(f"a tensor has the name {describe(name)}; it must be a string other than '__metadata__'")
     named = f"the tensor {name!r}"
+    if isinstance(tensor, numpy.generic):  # a scalar, which could be taken for an address
+        tensor = numpy.asarray(tensor)
     if isinstance(tensor, DLPackTensor):
         return _Source(tensor.dtype, tensor.shape, _end_of_ours(tensor._bytes), tensor)
     dtype = getattr(tensor, "dtype", None)
@@ -368,11 +335,3 @@ def _write_all(file: OpenFile, text: bytes) -> None:
     at = 0
     while at < len(text):
         at += os.pwrite(file.fileno(), text[at:], at)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

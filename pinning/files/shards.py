@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pinning.errors import FileError, FileFormatError
+from pinning.files.order import wait_for_saves
 from pinning.runtime.arguments import describe, path_name
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -38,18 +39,28 @@ def find_shards(path: AnyPaths) -> list[Shard]:
     FileFormatError
         An index is malformed.
     """
+    paths: Iterable[Any]
     if isinstance(path, (str, bytes, os.PathLike)):
-        return _found(Path(path_name(path)))
-    if not isinstance(path, Iterable):
+        paths = [path]
+    elif isinstance(path, Iterable):
+        paths = path
+    else:
         raise TypeError(f"path is {describe(path)}; it must be a path, or several")
-    paths: Iterable[Any] = path
-    shards = [shard for each in paths for shard in _found(Path(path_name(each)))]
+    shards: dict[str, Shard] = {}  # by real path: a file that is named twice is loaded once
+    for shard in (shard for each in paths for shard in _found(path_name(each))):
+        real = os.path.realpath(shard.path)
+        other = shards.setdefault(real, shard)
+        both = None if other.names is None or shard.names is None else other.names | shard.names
+        shards[real] = Shard(other.path, both)
     if not shards:
         raise FileNotFoundError("no paths were given; name at least one file")
-    return shards
+    return list(shards.values())
 
 
-def _found(path: Path) -> list[Shard]:
+def _found(name: str) -> list[Shard]:
+    wait_for_saves(name)
+    os.stat(name)  # noqa: PTH116, because of `file/` Path would make `file`
+    path = Path(name)
     if path.is_dir():
         return _in_folder(path)
     if path.name.endswith(".json"):
@@ -73,7 +84,6 @@ def _in_folder(folder: Path) -> list[Shard]:
 def _indexed(index: Path) -> list[Shard]:
     named = f"the index {str(index)!r}"
     if not index.is_file():
-        index.stat()  # raises if it does not exist
         raise FileError(22, "it is not a regular file", str(index))
     if index.stat().st_size > _LARGEST_INDEX:
         raise FileFormatError(f"{named} has {index.stat().st_size} bytes; at most {_LARGEST_INDEX} are allowed")

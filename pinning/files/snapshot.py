@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy
 
 from pinning.arena import Arena, ArenaAllocation
 from pinning.copies import copy_batch_async
-from pinning.errors import LockLimitError, PinningError, PoolLimitError
+from pinning.errors import InvalidRangeError, LockLimitError, PinningError, PoolLimitError
 from pinning.machine.room import system_memory
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, default_queue
+from pinning.queues.submitter import replace
 from pinning.runtime.per_device import PerDevice
 
 _SHARE = 4  # a quarter of the free memory
@@ -38,10 +40,21 @@ class _Kept:
         self.arena: Arena | None = None
 
     def get(self) -> Arena:
-        if self.arena is None or self.arena.closed:
+        while (arena := self.arena) is None or arena.closed:
             most = system_memory().free // _SHARE
-            self.arena = Arena(_LEAST, self._device, grow=max(most, _LEAST))
-        return self.arena
+            made = Arena(_LEAST, self._device, grow=max(most, _LEAST))
+            if not replace(vars(self), "arena", arena, made):  # another thread was quicker
+                made.close()
+        return arena
+
+    def allocate(self, wanted: int) -> ArenaAllocation | None:
+        while True:
+            arena = self.get()
+            try:
+                return _block(arena, wanted)
+            except InvalidRangeError:  # `trim_snapshots` closes it
+                with suppress(PinningError):  # another save was quicker, and uses it
+                    arena.close()
 
 
 _kept: PerDevice[_Kept] = PerDevice(_Kept)
@@ -58,13 +71,13 @@ def snapshot(
     left = list(parts.ranges)
     assert parts.device is not None
     try:
-        chosen = _kept.get(parts.device).get() if arena is None else arena
+        allocate = _kept.get(parts.device).allocate if arena is None else partial(_block, arena)
         while left:
-            block = _block(chosen, sum(size for _, _, size in left))
+            block = allocate(sum(size for _, _, size in left))
             if block is None:
                 break
             blocks.append(block)
-            chosen.wait()  # until the block is locked
+            block.arena.wait()  # until the block is locked
             taken, left = _split(left, block.nbytes)
             at, to, sources, sizes = block.ptr, [], [], []
             for begin, ptr, size in taken:
@@ -109,11 +122,10 @@ def trim_snapshots() -> int:
         The number of bytes freed.
     """
     freed = 0
-    for each in [found for slot in list(_kept.by_id.values()) if (found := slot()) is not None]:
-        arena = each.arena
+    for arena in [each.arena for each in _kept.all()]:
         if arena is not None and not arena.closed:
             nbytes = arena.nbytes
             with suppress(PinningError):  # it is in use
                 arena.close()
-                each.arena, freed = None, freed + nbytes
+                freed += nbytes
     return freed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary, ref
 
 from pinning.errors import ArgumentError, InvalidRangeError, PinningError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pinning.memory import Allocation, Pool
 
 Order = Literal["in_order", "out_of_order"]
+_K = TypeVar("_K")
 
 
 class Pools(Protocol):
@@ -278,15 +279,19 @@ def default_queue(device: Device | str | None = None) -> Queue:
         The device has no queues.
     """
     owner = _memory_device(device)
-    slots = device_slots(owner)
-    queue: Any
-    while (queue := slots.get(_DEFAULT)) is None or not queue.usable:
-        made = Queue(owner)
-        if not replace(slots, _DEFAULT, queue, made):  # another thread was quicker
-            made.close()
+    queue = kept_queue(device_slots(owner), _DEFAULT, partial(Queue, owner))
     cached = default_queues.get(id(owner))
     if cached is None or cached() is not queue:
         default_queues[id(owner)] = ref(queue, partial(default_queues.pop, id(owner)))  # the reference is pop's default
+    return queue
+
+
+def kept_queue(queues: dict[_K, Any], key: _K, make: Callable[[], Queue]) -> Queue:
+    """Return the queue that is kept under a key, made when it is first needed, and anew in a forked child."""
+    while (queue := queues.get(key)) is None or not queue.usable:
+        made = make()
+        if not replace(queues, key, queue, made):  # another thread was quicker
+            made.close()
     return queue  # type: ignore[no-any-return]
 
 

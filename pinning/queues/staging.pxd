@@ -6,7 +6,7 @@ from libcpp cimport bool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
 
-from pinning.plugin.native cimport CopyItem, VendorDevice, VendorQueue
+from pinning.plugin.native cimport VendorDevice, VendorQueue
 
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
@@ -27,11 +27,24 @@ cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
         int reason() noexcept
         uint64_t failed_at() noexcept
 
+    ctypedef struct FileRows:
+        uint64_t begin
+        uint64_t row
+        uint64_t pitch
+
+    cppclass FilePart:
+        FilePart()
+        uint64_t dst
+        uint64_t src
+        uint64_t size
+        uint64_t row
+        uint64_t pitch
+
     cppclass FileEnd:
         shared_ptr[CFile] file
         shared_ptr[FileOutcome] outcome
         bool writes
-        void move(char* memory, uint64_t offset, uint64_t size) noexcept
+        void move(char* ptr, const FileRows& rows, uint64_t at, uint64_t size) noexcept
 
 
 cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
@@ -62,7 +75,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         host
 
     cppclass CStaging "pinning::Staging":
-        unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[CopyItem]& parts,
+        unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[FilePart]& parts,
                                       bool early, const CopyLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
         unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python

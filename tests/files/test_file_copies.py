@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +48,45 @@ def test_a_device_written_in_python(file: Path, stages: bool, monkeypatch: pytes
     gc.collect()
     pinning.copies.trim_staging()
     pinning.pinned_map(device).close()
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", None])
+def test_memory_that_is_gone(tmp_path: Path, folder: str | None) -> None:
+    """Of a mapped file that was truncated: an error, on every file system and way to write and read."""
+    target = (Path(folder) if folder else tmp_path) / f"pinning-test-{os.getpid()}"
+    program = f"""
+import os
+import numpy, pinning
+path, target = {str(tmp_path / "mapped")!r}, {str(target)!r}
+def gone():
+    with open(path, "wb") as file:
+        file.truncate(9 << 20)
+    array = numpy.memmap(path, "u1", "r+")
+    os.truncate(path, 4096)
+    return array
+for fsync in (False, True):
+    for save in (pinning.save_file, pinning.save_file_async):
+        try:
+            save({{"a": gone()}}, target, fsync=fsync)
+        except pinning.FileError as error:
+            assert "mapped file" in str(error) and error.filename == target, error
+        else:
+            raise AssertionError
+assert not os.path.exists(target)
+pinning.save_file({{"a": numpy.zeros(9 << 20, "u1")}}, target, fsync=True)
+with open(target) as file:
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+try:
+    pinning.copy_file(gone(), target, 0, 9 << 20)
+except pinning.FileError as error:
+    assert "mapped file" in str(error), error
+else:
+    raise AssertionError
+"""
+    try:
+        subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
+    finally:
+        target.unlink(missing_ok=True)
 
 
 def test_a_fork_while_a_file_is_copied(queue: pinning.Queue, file: Path, small_ring: None) -> None:

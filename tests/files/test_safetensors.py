@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 import pinning
 from file_copies import descriptors_of
 from noise import noise
+from pinning.files import header as headers
 from pinning.files import load as loading
 from pinning.files.header import parse as parse_header
 from pinning.interop.dtypes import DTYPES
@@ -144,6 +147,7 @@ def one(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4), **more: Any
         (one(offsets=[0]), "whole numbers in order"),
         (one(offsets=[0, 2, 4]), "whole numbers in order"),
         (one(offsets=[0, 1 << 80]), "ends at byte"),
+        (one(offsets=[0, 10**4300 - 1]), "ends at byte 9+"),  # the longest number that Python reads and prints
         (one(offsets=None), "whole numbers in order"),
         (one(more=1), "must be an object"),
         ({"a": [1, 2]}, "must be an object"),
@@ -264,6 +268,10 @@ def test_shards(tmp_path: Path) -> None:
     assert load(tmp_path).keys() == {"a", "a.more"}
     both = [tmp_path / "1.safetensors", str(tmp_path / "below" / "2.safetensors")]
     assert load(both).keys() == {"a", "a.more", "b", "b.more"}
+    twice = tmp_path / "below" / ".." / "1.safetensors"
+    assert load([both[0], both[0], twice]).keys() == {"a", "a.more"}
+    assert load([index(tmp_path / "below", {"b": "2.safetensors"}), both[1]]).keys() == {"b", "b.more"}
+    (tmp_path / "below" / "model.safetensors.index.json").unlink()
     with pytest.raises(pinning.FileFormatError, match="in both"):
         shard(tmp_path / "3.safetensors", "a", 3)
         load(tmp_path)
@@ -387,6 +395,50 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "pipe", "/dev/null"):
         with pytest.raises(pinning.FileError, match="not a regular file"):
             pinning.save_file({"a": array}, place)
+    (tmp_path / "loop").symlink_to("loop")
+    for place, error in [
+        (tmp_path / "loop", errno.ELOOP),
+        (f"{path}/", errno.ENOTDIR),
+        (f"{path}/.", errno.ENOTDIR),
+        (f"{tmp_path}/new/", errno.EISDIR),
+        (f"{tmp_path}/new/.", errno.EISDIR),
+        (f"{tmp_path}/none/../a", errno.ENOENT),
+    ]:
+        with pytest.raises(OSError, match=re.escape(repr(str(place)))) as caught:
+            pinning.save_file({"a": array}, place)
+        assert caught.value.errno == error
+        for read in (load, lambda place: pinning.copy_file(array, place)):
+            with pytest.raises(OSError, match=r"directory|links"):
+                read(place)
+    assert path.read_bytes() == b"as it was"
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "pipe", "loop"}
+
+
+def test_scalars_of_numpy(tmp_path: Path) -> None:
+    scalars = {f"{dtype}": numpy.dtype(dtype).type(5) for dtype in ("i8", "u1", "f4", "?", "c8")}
+    pinning.save_file(scalars, tmp_path / "a")
+    found = load(tmp_path / "a")
+    assert {name: (each.dtype, each.shape, each[()]) for name, each in found.items()} == {
+        name: (each.dtype, (), each) for name, each in scalars.items()
+    }
+
+
+@pytest.mark.parametrize("save", [pinning.save_file, pinning.save_file_async])
+def test_a_header_that_is_saved_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(headers, "LONGEST", 1000)
+    path, lengths = tmp_path / "a", range(900, 960)
+    refused = []
+    for length in lengths:
+        try:
+            save({"x" * (length // 2): numpy.arange(length)}, path, {"m": "m" * (length // 2)})
+        except pinning.FileFormatError as error:
+            refused.append(length)
+            assert re.search("a header of 1[0-9]{3} bytes; readers accept at most 1000", str(error))
+        assert load(path).popitem()[1].size == length - len(refused)
+    assert 0 < len(refused) < len(lengths)
+    assert refused == [*lengths][-len(refused) :]
 
 
 @pytest.mark.parametrize("letter", ["a", "\u00e9", "\u65e5", "\U0001f600", "a\u00e9"])
@@ -435,8 +487,10 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"as it was")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
-            pinning.save_file({"a": noise(4 << 20)}, tmp_path / "a")
+        for save in (pinning.save_file, pinning.save_file_async):
+            with pytest.raises(OSError, match="File too large") as caught:
+                save({"a": noise(4 << 20)}, tmp_path / "a")
+            assert caught.value.filename == str(tmp_path / "a")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "a").read_bytes() == b"as it was"

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -18,6 +21,7 @@ from child_process import run_in_child
 from file_copies import descriptors_of
 from noise import noise
 from pinning.conformance.faults import eventually
+from pinning.files import order
 from pinning.files import save as saving
 
 
@@ -41,7 +45,103 @@ def test_a_file_in_the_background(tmp_path: Path) -> None:
     assert eventually(lambda: descriptors_of(tmp_path / "a") == 0)
 
 
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Large files are not complete until this is set."""
+    event = threading.Event()
+    complete = saving._Saving.complete
+
+    def late(self: saving._Saving) -> None:
+        if self._written.nbytes > 10_000:
+            event.wait(600)
+        complete(self)
+
+    monkeypatch.setattr(saving._Saving, "complete", late)
+    return event
+
+
+NEWEST = {"a": noise(5, 1)}
+THEN: dict[str, Callable[[Path], object]] = {
+    "save": partial(pinning.save_file, NEWEST),
+    "save_async": lambda path: pinning.save_file_async(NEWEST, path).wait(),
+    "load": load,
+    "load_folder": lambda path: load(path.parent),
+    "load_index": lambda path: load(path.parent / "index.json"),
+    "copy": lambda path: pinning.copy_file(numpy.zeros(20_000, "u1"), path, 0, 20_000),
+}
+
+
+@pytest.mark.parametrize("then", THEN)
+def test_calls_take_effect_in_their_order(tmp_path: Path, go: threading.Event, then: str) -> None:
+    """A save in the background, by a link to the file, and a call after it."""
+    path, link = tmp_path / "a.safetensors", tmp_path / "link"
+    pinning.save_file({"a": noise(7)}, path)
+    (tmp_path / "index.json").write_text('{"weight_map": {"a": "a.safetensors"}}')
+    link.symlink_to(path)
+    saved = pinning.save_file_async({"a": noise(20_000)}, link)
+    threading.Timer(0.2, go.set).start()
+    found = THEN[then](path)
+    saved.wait()
+    newest = found if isinstance(found, dict) else load(path)
+    assert (newest["a"] == (NEWEST["a"] if then.startswith("save") else noise(20_000))).all()
+    assert not order._pending
+
+
+def test_a_save_behind_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: threading.Event) -> None:
+    first = pinning.save_file_async({"a": noise(20_000)}, tmp_path / "a")
+    second = pinning.save_file_async({"a": noise(20_001)}, tmp_path / "a")
+    monkeypatch.setattr(Path, "replace", refused)
+    go.set()
+    for event in (first, second):
+        with pytest.raises(OSError, match="No space"):
+            event.wait()
+    monkeypatch.undo()
+    pinning.save_file_async(NEWEST, tmp_path / "a").wait()
+    assert (load(tmp_path / "a")["a"] == NEWEST["a"]).all()
+
+
+def test_a_hook_that_saves_again(tmp_path: Path) -> None:
+    """`sys.unraisablehook`, called for a save that failed, while another save of that file is in the background."""
+    program = f"""
+import os, sys, threading
+import numpy, pinning
+from pinning.files import save
+again, go = threading.Event(), threading.Event()
+def hook(unraisable):
+    pinning.save_file({{"a": numpy.arange(3)}}, {str(tmp_path / "a")!r})
+    again.set()
+sys.unraisablehook = hook
+complete = save._Saving.complete
+def failing(self):
+    save._Saving.complete = complete
+    go.wait()
+    raise OSError(28, "No space left on device")
+save._Saving.complete = failing
+pinning.save_file_async({{"a": numpy.arange(4)}}, {str(tmp_path / "a")!r})
+event = pinning.save_file_async({{"a": numpy.arange(5)}}, {str(tmp_path / "a")!r})
+go.set()
+event.wait()
+assert again.is_set()
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
+    assert (load(tmp_path / "a")["a"] == numpy.arange(5)).all()
+
+
+def test_complete_saves_keep_no_threads(tmp_path: Path) -> None:
+    def threads() -> int:
+        return len([*Path("/proc/self/task").iterdir()])
+
+    pinning.save_file_async(NEWEST, tmp_path / "a").wait()
+    before = threads()
+    events = [pinning.save_file_async(NEWEST, tmp_path / f"{i % 4}") for i in range(50)]
+    for event in events:
+        event.wait()
+    assert threads() < before + 10
+
+
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"arena is 5; it must be a pinning\.Arena"):
+        pinning.save_file_async({"a": noise(6)}, tmp_path / "a", arena=5)  # type: ignore[arg-type]
     for tensors, path, error in [
         ({"a": [1]}, tmp_path / "a", TypeError),
         ({"a": noise(6).reshape(2, 3).T}, tmp_path / "a", pinning.LayoutError),
@@ -53,15 +153,23 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_failure_in_the_background_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(saving: object) -> None:
-        raise OSError(28, "No space left on device")
+def refused(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
+
+@pytest.mark.parametrize("where", [(saving._Saving, "complete"), (os, "fsync"), (Path, "replace")], ids=str)
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failure_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], background: bool
+) -> None:
     (tmp_path / "a").write_bytes(b"as it was")
-    monkeypatch.setattr(saving._Saving, "complete", refused)
-    event = pinning.save_file_async({"a": noise(100)}, tmp_path / "a")
-    with pytest.raises(OSError, match="No space"):
-        event.wait()
+    monkeypatch.setattr(*where, refused)
+    with pytest.raises(OSError, match="No space") as caught:
+        if background:
+            pinning.save_file_async({"a": noise(100)}, tmp_path / "a", fsync=True).wait()
+        else:
+            pinning.save_file({"a": noise(100)}, tmp_path / "a", fsync=True)
+    assert caught.value.filename == str(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"as it was"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
@@ -74,7 +182,30 @@ def test_ctrl_c_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         pinning.save_file_async({"a": noise(100)}, tmp_path / "a")
     assert not [*tmp_path.iterdir()]
-    assert not saving._pending
+    assert not order._pending
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_ctrl_c_after_the_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: threading.Event, quick: bool
+) -> None:
+    """The file is complete, or there is none, whichever of the queue and Ctrl-C is first."""
+    submit = saving.complete_in_turn
+    if quick:
+        go.set()
+
+    def interrupted(*arguments: Any) -> None:
+        event = submit(*arguments)
+        if quick:
+            event.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "complete_in_turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pinning.save_file_async({"a": noise(100 if quick else 20_000)}, tmp_path / "a")
+    go.set()
+    assert eventually(lambda: not order._pending)
+    assert [each.name for each in tmp_path.iterdir()] == (["a"] if quick else [])
 
 
 def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
@@ -118,7 +249,7 @@ def test_a_fork_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         complete(self)  # type: ignore[arg-type]
 
     def child() -> None:
-        assert not saving._pending
+        assert not order._pending
         monkeypatch.setattr(saving._Saving, "complete", complete)
         pinning.save_file_async({"a": numpy.arange(5)}, tmp_path / "child").wait()
         with pytest.raises(pinning.PinningError, match="fork"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,20 +169,60 @@ def test_a_cut_inside_a_byte(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(6)))
     with pytest.raises(pinning.LayoutError, match=r"'a', of F4 .* from 1 to 4 of dimension 1 begins or ends inside"):
         load(path, {"a": numpy.s_[:, 1:4]}, framework="dlpack")
-    assert load(path, {"a": numpy.s_[:, 2:4]}, framework="dlpack")["a"]._bytes.copy_to_host().tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3"])
+@pytest.mark.parametrize("shape", [(4, 3, 2), (2, 3, 4), (8, 5), (2, 4, 1)])
+def test_every_cut_of_elements_in_less_than_a_byte(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    """The right bits, or an error if a row begins or ends inside a byte."""
+    bits = DTYPES[dtype].bits
+    data = noise(math.prod(shape) * bits // 8)
+    path = write(tmp_path / "a", dtype, shape, data.tobytes())
+    elements = numpy.unpackbits(data, bitorder="little").reshape(*shape, bits)
+    places = numpy.arange(data.size * 8).reshape(*shape, bits)
+    for dim, length in enumerate(shape):
+        for first, last in ((i, j) for j in range(length + 1) for i in range(j)):
+            index = (ALL,) * dim + (slice(first, last),)
+            rows = places[index].reshape(1 if last - first == length else math.prod(shape[:dim]), -1)
+            if (rows[:, 0] % 8).any() or ((rows[:, -1] + 1) % 8).any():
+                with pytest.raises(pinning.LayoutError, match="inside a byte"):
+                    load(path, {"a": index}, framework="dlpack")
+            else:
+                found = load(path, {"a": index}, framework="dlpack")["a"]._bytes.copy_to_host()
+                assert (found == numpy.packbits(elements[index].reshape(-1), bitorder="little")).all()
 
 
 def test_only_their_bytes_are_read(tmp_path: Path) -> None:
     path = save(tmp_path / "a", a=numpy.zeros((64, 1 << 16), "u1"))
-    before = io_of_this_process()
+    before = io_of_this_process("rchar")
     found = load(path, {"a": numpy.s_[:, 100:164]})["a"]
     assert found.shape == (64, 64)
-    assert io_of_this_process() - before < 1 << 20
+    assert io_of_this_process("rchar") - before < 1 << 20
 
 
-def io_of_this_process() -> int:
+def io_of_this_process(what: str) -> int:
     lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("rchar")))
+    return int(next(line.split()[1] for line in lines if line.startswith(what)))
+
+
+@pytest.mark.parametrize(("columns", "first", "last"), [(2, 0, 1), (200, 3, 50)])
+def test_short_rows_take_few_reads_and_little_memory(tmp_path: Path, columns: int, first: int, last: int) -> None:
+    whole = noise((8 << 20) // columns * columns).reshape(-1, columns)
+    path = save(tmp_path / "a", a=whole)
+    load(path, {"a": numpy.s_[:, first:last]})
+    reads, memory = io_of_this_process("syscr"), peak_memory()
+    found = load(path, {"a": numpy.s_[:, first:last]})["a"]
+    assert io_of_this_process("syscr") - reads < 1000
+    assert peak_memory() - memory < 64 << 20
+    assert (found == whole[:, first:last]).all()
+
+
+def peak_memory() -> int:
+    """In bytes, since the last call."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 
 @pytest.mark.parametrize("cold", [False, True])

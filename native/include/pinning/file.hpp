@@ -17,6 +17,8 @@ class File {
  public:
   /// Returned by `read` if the file ends too early; other values are errnos.
   static constexpr int ended = -1;
+  /// A page of the caller's memory may be gone, such as one of a mapped file that was truncated: that is EFAULT.
+  enum class Memory : bool { ours, of_caller };
 
   /// Take ownership of a descriptor.
   explicit File(int descriptor) noexcept : descriptor_(descriptor) {}
@@ -34,14 +36,14 @@ class File {
   bool is_past_cache() const noexcept { return direct_ >= 0; }
 
   /// Read or write all bytes; returns 0, an errno or `ended`.
-  PINNING_API int read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
-  PINNING_API int write(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  PINNING_API int read(char* to, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept;
+  PINNING_API int write(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept;
 
  private:
-  int read_direct(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
-  int write_direct(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int read_direct(char* to, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept;
+  int write_direct(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept;
   int write_cached(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
-  int write_mapped(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int write_mapped(char const* from, std::uint64_t offset, std::uint64_t size, Memory memory) const noexcept;
   int find_pages(std::uint64_t end) const noexcept;
 
   int const descriptor_;
@@ -70,20 +72,32 @@ class FileOutcome {
   std::atomic<std::uint64_t> failure_{0};  // reason and offset in one word
 };
 
+/// Where bytes are in a file: from `begin` on, or in rows of `row` bytes that begin `pitch` bytes apart.
+struct FileRows {
+  static constexpr std::uint64_t endless = ~std::uint64_t{0};
+
+  std::uint64_t begin, row = endless, pitch = 0;
+};
+
+/// Bytes to copy between memory and a file, whose end (`src` if it is read) is an offset. Only read ones can have rows.
+struct FilePart {
+  std::uint64_t dst, src, size, row = FileRows::endless, pitch = 0;
+};
+
 /// The file's end of a copy. It keeps the file open.
 struct FileEnd {
   std::shared_ptr<File> file;
   std::shared_ptr<FileOutcome> outcome;
   bool writes = false;
+  File::Memory memory = File::Memory::ours;
 
   explicit operator bool() const noexcept { return file != nullptr; }
 
-  /// Move bytes between the file and memory, unless the copy has failed.
-  void move(char* memory, std::uint64_t offset, std::uint64_t size) const noexcept {
-    if (outcome->has_failed()) return;
-    int const why = writes ? file->write(memory, offset, size) : file->read(memory, offset, size);
-    if (why != 0) outcome->fail(why, offset);
-  }
+  /// Move bytes between the file and memory, from byte `at` of the rows on, unless the copy has failed.
+  PINNING_API void move(char* ptr, FileRows const& rows, std::uint64_t at, std::uint64_t size) const noexcept;
+
+ private:
+  void move_range(char* ptr, std::uint64_t offset, std::uint64_t size) const noexcept;
 };
 
 }  // namespace pinning

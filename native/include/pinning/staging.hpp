@@ -77,7 +77,7 @@ class Staging {
   /// without moving more bytes.
   enum class Memory : bool { device, host };
   virtual std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                            std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) = 0;
+                                            std::vector<FilePart> const& parts, bool early, StagingLimits const& limits) = 0;
   /// Submit a signal, which is set when the queue reaches it.
   virtual std::unique_ptr<Staged> signal(VendorQueue& queue) = 0;
   /// Make later work of the queue wait for a signal that was submitted before, to a queue of any device; once per

@@ -23,7 +23,8 @@ class InvalidationListener {
   /// `drain_invalidations` must be called.
   virtual std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept = 0;
 
-  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules.
+  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules. If no
+  /// listener returns true, the memory is no longer watched; otherwise until `release_moved`.
   virtual std::optional<bool> try_move([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
                                        [[maybe_unused]] Address to) noexcept {
     return false;
@@ -75,8 +76,8 @@ class Watcher {
     return start < high_.load(std::memory_order_relaxed) && low_.load(std::memory_order_relaxed) < end;
   }
 
-  /// The kernel's watch of memory that has moved to `ptr` ends, because no listener relies on it any more.
-  virtual void release_moved(Address ptr, std::uint64_t size) noexcept = 0;
+  /// End the watch of memory that has moved to `ptr`, on which no listener relies any more. Allocates.
+  virtual void release_moved(Address ptr) noexcept = 0;
 
   /// Whether listeners have yet to be notified of memory that is gone; the call that took it away may have returned.
   bool has_pending() const noexcept {
@@ -95,10 +96,6 @@ class Watcher {
   /// Whether listeners have been notified of all memory that is gone by now, also by a call of another thread that has
   /// not returned but whose addresses may already be in use again.
   virtual bool settled() noexcept = 0;
-
-  /// Wait until it is `settled`; while other threads keep taking other memory away, for some milliseconds at most if no
-  /// byte of [ptr, ptr + size) is watched.
-  virtual void await_settled(Address ptr, std::uint64_t size) noexcept = 0;
 
   /// Why the kernel does not report what `watch` asks for; empty if it does.
   virtual std::string problem() = 0;

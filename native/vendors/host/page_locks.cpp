@@ -199,7 +199,7 @@ void PageLocks::unlock(Address ptr, Span gone) {
   };
   int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
   // `try_move` must still find the counts of memory that moved just before.
-  if (gone.start < gone.end) process_watcher().await_settled(gone.start, gone.end - gone.start);
+  while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
   if (code != 0) {
     each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some may be unlocked by now
       lock_pages(start, end);
@@ -319,7 +319,7 @@ void PageLocks::drain_invalidations() {
     }
     unlock_moved(moved);
     // It may have moved again just before, and the watcher's reader may not have reported that yet.
-    process_watcher().await_settled(moved.pages.start, moved.pages.end - moved.pages.start);
+    while (!process_watcher().settled()) std::this_thread::yield();
     {
       std::lock_guard const guard(mutex_);
       auto const all = std::span(moved_).first(moved_count_);
@@ -327,7 +327,7 @@ void PageLocks::drain_invalidations() {
       if (done == all.end()) continue;
       *done = moved_[--moved_count_];
     }
-    process_watcher().release_moved(moved.pages.start, moved.pages.end - moved.pages.start);
+    process_watcher().release_moved(moved.pages.start);
   }
 }
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -26,6 +27,7 @@ from pinning.conformance.faults import eventually
 from pinning.copies import costs
 from pinning.files import load as loading
 from pinning.files import shard, trim_snapshots
+from pinning.files import snapshot as snapshots
 from pinning.memory import default_pool
 from pinning.queues import default_queue
 from standins.standin import StandIn
@@ -84,6 +86,22 @@ def test_tensors_to_the_device_and_back(queue: pinning.Queue, tmp_path: Path, co
     pinning.save_file(mixed, tmp_path / "c.safetensors", {"made": "here"})
     assert (tmp_path / "c.safetensors").read_bytes() == path.read_bytes()
     assert descriptors_of(path) == 0
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_slices_in_rows(queue: pinning.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: bool) -> None:
+    whole = {f"{width}": noise(3 << 20, width).reshape(-1, width) for width in (2, 256, 8192)}
+    path, plan = (
+        tmp_path / "a.safetensors",
+        {name: numpy.s_[:, 1 : array.shape[1] - 7] for name, array in whole.items()},
+    )
+    plan["2"] = numpy.s_[:, 1:]
+    pinning.save_file(whole, path)
+    if not staged:
+        pinning.copies.trim_staging()
+        monkeypatch.setattr(costs, "staging_bytes", 0)
+    found = pinning.load_file(path, "cuda:0", queue, slices=plan, framework="pinning")
+    assert all((found[name].copy_to_host() == whole[name][part]).all() for name, part in plan.items())
 
 
 def test_loads_at_once(queue: pinning.Queue, tmp_path: Path) -> None:
@@ -319,6 +337,51 @@ def test_the_arena_that_is_kept(queue: pinning.Queue, tmp_path: Path) -> None:
     assert trim_snapshots() == 0
     pinning.save_file_async(found, tmp_path / "b").wait()
     assert trim_snapshots() > 0
+
+
+def test_first_saves_at_once_keep_one_arena(
+    queue: pinning.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trim_snapshots()
+    found = arrays.to_device(noise(2 << 20), device="cuda:0")
+    before, made, both = len(pinning.regions("cuda:0")), [], threading.Barrier(2)
+
+    def make(*arguments: Any, **more: Any) -> pinning.Arena:
+        arena = pinning.Arena(*arguments, **more)
+        made.append(arena)
+        both.wait(60)
+        return arena
+
+    monkeypatch.setattr(snapshots, "Arena", make)
+    threads = [
+        threading.Thread(target=lambda i=i: pinning.save_file_async({"a": found}, tmp_path / f"{i}").wait())  # type: ignore[misc]
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(not arena.closed for arena in made) == 1
+    assert eventually(lambda: trim_snapshots() > 0)
+    assert [each for each in made if not each.closed] == []
+    assert len(pinning.regions("cuda:0")) == before
+
+
+def test_a_save_whose_arena_is_trimmed(queue: pinning.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps of a save: choosing the arena, and allocating in it."""
+    found = arrays.to_device(noise(2 << 20), device="cuda:0")
+    pinning.save_file_async({"a": found}, tmp_path / "a").wait()
+    block = snapshots._block
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        assert eventually(lambda: trim_snapshots() > 0)
+        return block(*arguments)
+
+    monkeypatch.setattr(snapshots, "_block", late)
+    pinning.save_file_async({"a": found}, tmp_path / "b").wait()
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert eventually(lambda: trim_snapshots() > 0)
 
 
 def test_a_snapshot_that_fails_leaves_nothing(standin: StandIn, queue: pinning.Queue, tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves, loads and copies of one file take effect in the order of their calls.
+
+Saves in the background are completed by one queue, in the order in which their calls have returned. All else waits for
+those of its file: a save before it renames, a load or a copy before it opens the file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from pinning.queues import Event, Queue
+from pinning.queues.queue import kept_queue
+from pinning.runtime.process import Subsystem, at_exit, at_fork
+
+_queues: dict[str, Queue] = {}  # of the host, kept for all saves; by their order
+_pending: dict[threading.Event, Path] = {}  # ends of saves in the background: the real paths of their files
+_completing = 0  # the thread that completes them
+
+
+def queue_of_writes() -> Queue:
+    """Files are written side by side: the kernel lets only one thread at a time write one."""
+    return kept_queue(_queues, "out_of_order", partial(Queue, "host", "out_of_order"))
+
+
+def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterable[Event]) -> Event:
+    """Let the queue call a function that completes a save of a file, after those of earlier calls."""
+    over = threading.Event()
+
+    def call() -> None:
+        global _completing
+        _completing = threading.get_ident()
+        try:
+            complete()
+        finally:
+            over.set()
+            _pending.pop(over, None)
+
+    event = kept_queue(_queues, "in_order", partial(Queue, "host")).call(call, wait_for)
+    _pending[over] = file  # not before: a signal handler that saves here would wait for what is not in the queue yet
+    if over.is_set():
+        _pending.pop(over, None)
+    return event
+
+
+def wait_for_saves(path: str | Path) -> None:
+    """Wait until all saves of a file, or of files in a folder, that are now in the background are over.
+
+    Not on the thread that completes them, which calls `sys.unraisablehook` for those that failed.
+    """
+    if not _pending or threading.get_ident() == _completing:
+        return
+    real = Path(os.path.realpath(path))
+    for over, file in list(_pending.items()):
+        if real == file or real in file.parents:
+            over.wait()
+
+
+def _at_exit() -> None:
+    with suppress(KeyboardInterrupt):  # which ends the waiting
+        for over in list(_pending):
+            over.wait()
+
+
+def _after_fork_in_child() -> None:
+    global _completing
+    _pending.clear()  # they belong to the parent
+    _completing = 0
+
+
+at_fork(Subsystem.FILES, _after_fork_in_child)
+at_exit(Subsystem.FILES, _at_exit)
