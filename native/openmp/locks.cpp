@@ -161,7 +161,7 @@ std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexc
 
 /// Take the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
 Locks::Guard Locks::entered() {
-  process_watcher().await_pending();
+  while (process_watcher().has_pending()) std::this_thread::yield();
   return Guard(mutex_);
 }
 

@@ -4,7 +4,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -83,20 +82,6 @@ class PageCounts {
     merge(start, end);
   }
 
-  /// Call `act` with each run of pages that no `add` relies on: not watched, or gone.
-  template <class Act>
-  void each_unwatched(Address start, Address end, Act&& act) const {
-    auto next = steps_.upper_bound(start);
-    bool relied_on = next != steps_.begin() && is_relied_on(std::prev(next)->second);
-    for (Address from = start; from < end;) {
-      bool const here = relied_on;
-      while (next != steps_.end() && next->first < end && relied_on == here) relied_on = is_relied_on((next++)->second);
-      Address const until = relied_on == here ? end : std::prev(next)->first;
-      if (!here) act(from, until);
-      from = until;
-    }
-  }
-
   /// Call `act` with each run of pages that only the `add` of this range watches, and that are not gone.
   template <class Act>
   void each_last(Address start, Address end, Act&& act) const {
@@ -123,7 +108,6 @@ class PageCounts {
     unsigned count = 0, borders = 0;
     bool gone = false;
   };
-  static bool is_relied_on(Step const& step) noexcept { return step.count != 0 && !step.gone; }
   using Steps = std::map<Address, Step, std::less<>, KernelAllocator<std::pair<Address const, Step>>>;
 
   struct Borders {

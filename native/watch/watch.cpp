@@ -40,7 +40,6 @@
 
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
-#include "../base/mappings.hpp"
 #include "../base/process.hpp"
 #include "page_counts.hpp"
 
@@ -164,25 +163,13 @@ class Watch : public Watcher {
   }
 
   /// First the kernel: it counts a change from before the memory goes away until the caller of munmap continues, after
-  /// the reader has raised `reading_`. Then whether the reader is done. See docs/design/invalidation.md.
+  /// the reader has raised `pending_`. Then whether the reader is done. See docs/design/invalidation.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
     if (file < 0) return !has_pending();
     uffdio_zeropage nothing{};  // no bytes: refused, with EAGAIN while a change is in progress
     bool const changing = ioctl(file, UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
     return !changing && !has_pending();
-  }
-
-  /// All of its mapping: part of it would become a mapping of its own, and the program could not move the whole again.
-  void release_moved(Address ptr) noexcept override {
-    try {
-      auto const mapped = mappings(ptr, 1);
-      if (mapped.empty()) return;
-      std::lock_guard const guard(ranges_mutex_);
-      pages_.each_unwatched(mapped.front().start, mapped.front().end,
-                            [&](Address from, Address to) { end_own_kernel_watch(from, to); });
-    } catch (std::exception const&) {  // the mappings cannot be read: the kernel continues to report what happens there
-    }
   }
 
   std::string problem() override {
@@ -253,11 +240,6 @@ class Watch : public Watcher {
     return identity_.is_of(file_) && ioctl(file_, UFFDIO_REGISTER, &made) == 0;
   }
 
-  /// The same for memory that may have been replaced by other memory: what another userfaultfd watches stays so.
-  void end_own_kernel_watch(Address start, Address end) noexcept {
-    if (have_kernel_watch(start, end)) end_kernel_watch(start, end);
-  }
-
   void end_kernel_watch(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
     if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);
@@ -288,7 +270,7 @@ class Watch : public Watcher {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      reading_.store(true, std::memory_order_seq_cst);  // before the first read, which lets munmap return
+      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets munmap return
       take(file);
       bool wants_undo = false;
       {
@@ -299,19 +281,15 @@ class Watch : public Watcher {
             told = heard_[i];
             auto const [start, end] = told.range;
             if (!told.stays) mark_gone(file, start, end);
-            bool noted = false;
             if (told.to != 0) {
-              noted = tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
+              wants_undo |= tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             }
-            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); }) || noted;
-            // Otherwise each further call for it would be reported.
-            if (told.to != 0 && !noted) wants_undo |= post_moved(told.to);
+            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
           } while (told != heard_[i]);
         }
       }
       heard_count_ = 0;
-      batches_.fetch_add(1, std::memory_order_seq_cst);
-      reading_.store(false, std::memory_order_seq_cst);
+      pending_.fetch_sub(1, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
   }
@@ -408,35 +386,15 @@ class Watch : public Watcher {
   void post(Range range) noexcept {
     if (!teller_) return;  // its thread could not be started
     lock_posted();
-    if (post_count_ < posts_.size()) {
-      ++posted_;
-      posts_[post_count_++] = range;
+    if (posted_count_ < posted_.size()) {
+      ++pending_;
+      posted_[posted_count_++] = range;
     } else {
-      Range& last = posts_.back();
+      Range& last = posted_.back();
       last = {std::min(last.start, range.start), std::max(last.end, range.end)};
     }
     posted_lock_.clear(std::memory_order_release);
     wake(tell_wanted_);
-  }
-
-  /// Have the undoer release memory that has moved; false if it has too much to do. Then it stays watched.
-  bool post_moved(Address to) noexcept {
-    lock_posted();
-    bool const has_room = moved_count_ < moved_.size();
-    if (has_room) moved_[moved_count_++] = to;
-    posted_lock_.clear(std::memory_order_release);
-    return has_room;
-  }
-
-  void release_posted() noexcept {
-    for (;;) {
-      lock_posted();
-      bool const any = moved_count_ != 0;
-      Address const to = any ? moved_[--moved_count_] : 0;
-      posted_lock_.clear(std::memory_order_release);
-      if (!any) return;
-      release_moved(to);
-    }
   }
 
   void lock_posted() noexcept {
@@ -449,13 +407,13 @@ class Watch : public Watcher {
       done = tell_wanted_.load(std::memory_order_acquire);
       for (;;) {
         lock_posted();
-        bool const any = post_count_ != 0;
-        Range const range = any ? posts_[--post_count_] : Range{};
+        bool const any = posted_count_ != 0;
+        Range const range = any ? posted_[--posted_count_] : Range{};
         posted_lock_.clear(std::memory_order_release);
         if (!any) break;
         bool wants_undo = false;
         told_all(range, wants_undo, 0);
-        --posted_;
+        --pending_;
         if (wants_undo) wake(undo_wanted_);
       }
     }
@@ -472,7 +430,6 @@ class Watch : public Watcher {
     for (std::uint32_t done = 0;;) {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
-      release_posted();
       std::unique_lock guard(tenants_mutex_);
       for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
         undo_next_ = tenant->next_.load();
@@ -508,11 +465,9 @@ class Watch : public Watcher {
 
   std::atomic<bool> teller_ = false;
   std::atomic_flag posted_lock_;
-  std::array<Range, 64> posts_;
-  std::size_t post_count_ = 0;
+  std::array<Range, 64> posted_;
+  std::size_t posted_count_ = 0;
   std::atomic<std::uint32_t> tell_wanted_ = 0;
-  std::array<Address, 64> moved_;
-  std::size_t moved_count_ = 0;
 
   // Used by the reader only.
   std::array<Heard, 1024> heard_;

@@ -41,7 +41,7 @@ WITH = {
     "out_of_memory": ALL,
     "processors": [path for path in LIBPINNING if path.stem == "processors"],
     "staging_stress": COPIES,
-    "watch_stress": [path for path in LIBPINNING if path.stem in ("mappings", "process", "watch")],
+    "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],
 }
 EMPTY_PROGRAM = "int main() {}"
 

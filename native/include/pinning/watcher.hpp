@@ -2,8 +2,6 @@
 // Invalidation: listeners are notified when memory on which they rely is unmapped, moved or discarded.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -23,8 +21,7 @@ class InvalidationListener {
   /// `drain_invalidations` must be called.
   virtual std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept = 0;
 
-  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules. If no
-  /// listener returns true, the memory is no longer watched; otherwise until `release_moved`.
+  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules.
   virtual std::optional<bool> try_move([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
                                        [[maybe_unused]] Address to) noexcept {
     return false;
@@ -76,22 +73,8 @@ class Watcher {
     return start < high_.load(std::memory_order_relaxed) && low_.load(std::memory_order_relaxed) < end;
   }
 
-  /// End the watch of memory that has moved to `ptr`, on which no listener relies any more. Allocates.
-  virtual void release_moved(Address ptr) noexcept = 0;
-
   /// Whether listeners have yet to be notified of memory that is gone; the call that took it away may have returned.
-  bool has_pending() const noexcept {
-    return reading_.load(std::memory_order_seq_cst) || posted_.load(std::memory_order_seq_cst) != 0;
-  }
-
-  /// Wait until listeners have been notified of all memory that is gone by calls that have returned by now; however many
-  /// other calls follow.
-  void await_pending() const noexcept {
-    if (!has_pending()) return;
-    std::uint32_t const batch = batches_.load(std::memory_order_seq_cst);
-    while (reading_.load(std::memory_order_seq_cst) && batches_.load(std::memory_order_seq_cst) == batch) sched_yield();
-    while (posted_.load(std::memory_order_seq_cst) != 0) sched_yield();
-  }
+  bool has_pending() const noexcept { return pending_.load(std::memory_order_seq_cst) != 0; }
 
   /// Whether listeners have been notified of all memory that is gone by now, also by a call of another thread that has
   /// not returned but whose addresses may already be in use again.
@@ -101,9 +84,7 @@ class Watcher {
   virtual std::string problem() = 0;
 
  protected:
-  std::atomic<bool> reading_ = false;       // listeners are being notified of what the kernel has reported
-  std::atomic<std::uint32_t> batches_ = 0;  // how often that has ended
-  std::atomic<std::uint32_t> posted_ = 0;   // ranges posted for a notification
+  std::atomic<std::uint32_t> pending_ = 0;  // notifications in progress, and ranges posted for one
   std::atomic<bool> hears_of_calls_ = false;
   std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all for which `watch` was ever called
 };

@@ -306,7 +306,7 @@ void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
 
 /// Memory that has moved stays in the list while it is being unlocked, so that `try_move` finds it if it moves again.
 void PageLocks::drain_invalidations() {
-  process_watcher().await_pending();
+  while (process_watcher().has_pending()) std::this_thread::yield();
   while (any_moved_) {
     Moved moved;
     {
@@ -320,14 +320,9 @@ void PageLocks::drain_invalidations() {
     unlock_moved(moved);
     // It may have moved again just before, and the watcher's reader may not have reported that yet.
     while (!process_watcher().settled()) std::this_thread::yield();
-    {
-      std::lock_guard const guard(mutex_);
-      auto const all = std::span(moved_).first(moved_count_);
-      auto const done = std::ranges::find(all, moved);
-      if (done == all.end()) continue;
-      *done = moved_[--moved_count_];
-    }
-    process_watcher().release_moved(moved.pages.start);
+    std::lock_guard const guard(mutex_);
+    auto const all = std::span(moved_).first(moved_count_);
+    if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];
   }
 }
 

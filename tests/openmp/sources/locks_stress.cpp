@@ -53,14 +53,13 @@ class Watch : public pinning::Watcher {
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
   bool settled() noexcept override { return !has_pending(); }
-  void release_moved(Address) noexcept override {}
   void hear_of_calls() noexcept override {}
   void invalidate(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }
 
   void leave(Range const& range) {
     std::lock_guard const one(leaving_);
-    reading_ = true;
+    pending_ = 1;
     pinning::InvalidationListener* const tenant = tenant_;
     while (tenant != nullptr && !tenant->try_invalidate(range.start, range.size())) std::this_thread::yield();
     {
@@ -68,8 +67,7 @@ class Watch : public pinning::Watcher {
       std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
       for (Coming& each : coming) each.left |= each.range.meets(range);
     }
-    ++batches_;
-    reading_ = false;
+    pending_ = 0;
   }
 
  private:

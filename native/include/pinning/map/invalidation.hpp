@@ -70,7 +70,7 @@ inline void PinnedMap::drain_invalidations() {
 
 /// Wait until the map knows of memory that is gone by a call that has returned. Not with the mutex: that may take it.
 inline void PinnedMap::await_invalidations() const noexcept {
-  if (watcher_ != nullptr) watcher_->await_pending();
+  while (watcher_ != nullptr && watcher_->has_pending()) std::this_thread::yield();
 }
 
 /// The same for all memory that is gone by now, also by calls in progress on other threads.
