@@ -85,7 +85,7 @@ struct FilePart {
 };
 
 /// The file's end of a copy. It keeps the file open.
-struct FileEnd {
+struct PINNING_API FileEnd {
   std::shared_ptr<File> file;
   std::shared_ptr<FileOutcome> outcome;
   bool writes = false;
@@ -94,7 +94,7 @@ struct FileEnd {
   explicit operator bool() const noexcept { return file != nullptr; }
 
   /// Move bytes between the file and memory, from byte `at` of the rows on, unless the copy has failed.
-  PINNING_API void move(char* ptr, FileRows const& rows, std::uint64_t at, std::uint64_t size) const noexcept;
+  void move(char* ptr, FileRows const& rows, std::uint64_t at, std::uint64_t size) const noexcept;
 
  private:
   void move_range(char* ptr, std::uint64_t offset, std::uint64_t size) const noexcept;
