@@ -361,7 +361,7 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
     slice->at = transfer.next_at;
     slice->size = transfer.slice_at(chunk.at + transfer.next_at, chunk.size - transfer.next_at);
     slice->faults = transfer.faults;
-    slice->watch = !transfer.faults && (transfer.to_host() ? !transfer.writes_file() && transfer.next_at == 0
+    slice->watch = !transfer.faults && (transfer.to_host() ? transfer.may_populate() && transfer.next_at == 0
                                                            : !transfer.file && most_to_device_ < count_);
     transfer.next_at += slice->size;
     if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;

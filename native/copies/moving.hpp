@@ -19,10 +19,10 @@
 namespace pinning {
 
 constexpr std::uint64_t slice_bytes = 256 << 10;  // what one thread moves at a time
-// What it moves at a time where it has to populate memory first: what one huge page, or one page of the page table, maps.
-// Threads that populate parts of the same one wait for each other. (Sixteen threads populate and write 4 GiB at 10 GB/s
-// in slices of 256 KiB and at 27 in slices of 2 MiB; at 39 with huge pages.)
-constexpr std::uint64_t populated_slice_bytes = 2 << 20;
+// What it moves at a time where it has to populate memory first; also what one page of the page table maps. Threads that
+// populate parts of the same one wait for each other. (Sixteen threads populate and write 4 GiB at 10 GB/s in slices of
+// 256 KiB and at 27 in slices of 2 MiB; at 39 with huge pages.)
+constexpr std::uint64_t huge_page = 2 << 20;
 // For direct I/O: a disk is faster with larger slices, few at a time. (On a virtual machine's disk, one reader reached
 // 1.6 GB/s, and twelve 1.1.)
 constexpr std::uint64_t direct_slice_bytes = 1 << 20;
@@ -95,7 +95,7 @@ inline bool is_absent(char const* in_page) noexcept {
 
 /// Have a range populated by huge pages: those that lie in it entirely, so that no more memory becomes resident.
 inline void advise_huge_pages(char* to, std::size_t size) noexcept {
-  std::uintptr_t const mask = populated_slice_bytes - 1;
+  std::uintptr_t const mask = huge_page - 1;
   std::uintptr_t const first = (reinterpret_cast<std::uintptr_t>(to) + mask) & ~mask;
   std::uintptr_t const last = (reinterpret_cast<std::uintptr_t>(to) + size) & ~mask;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);

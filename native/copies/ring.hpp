@@ -127,14 +127,15 @@ struct Transfer {
   /// no other thread populates the rest of it.
   std::uint64_t slice_at(std::uint64_t at, std::uint64_t size) const noexcept {
     if (!faults || way == Way::fresh) return std::min(slice, size);
-    std::uint64_t const begun = ranges.size() == 2 ? (ranges[0].host + at) % populated_slice_bytes : 0;
-    return std::min(populated_slice_bytes - begun, size);
+    std::uint64_t const begun = ranges.size() == 2 ? (ranges[0].host + at) % huge_page : 0;
+    return std::min(huge_page - begun, size);
   }
 
   std::uint32_t end() const noexcept { return base + count; }
   bool to_host() const noexcept { return way == Way::to_host || way == Way::in_host; }
-  bool writes_file() const noexcept { return file && file.writes; }
   std::uint64_t size() const noexcept { return ranges.back().at; }
+  /// Whether it may be worth finding out that the memory it writes is new: in a small copy that takes longer than it saves.
+  bool may_populate() const noexcept { return to_host() && !(file && file.writes) && size() >= huge_page; }
 };
 
 /// Belongs to one queue at a time. Only the thread that submits to this queue changes `next` and `placement`.

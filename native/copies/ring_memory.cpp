@@ -13,8 +13,6 @@ namespace pinning {
 
 namespace {
 
-constexpr std::uint64_t huge_page = 2 << 20;
-
 /// Whether pages that other threads populate still come from this thread's NUMA node, as the vendor's own would.
 bool stays_near(void* memory, std::uint64_t size) {
   if (access("/sys/devices/system/node/node1", F_OK) != 0) return true;

@@ -183,15 +183,15 @@ void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
   for (std::uint64_t at = 0; at < size;) {
     std::uint64_t const left = size - at, wanted = std::min(at, left / 2) / slice_bytes * slice_bytes;
     std::uint64_t chunk = left <= least ? left : std::clamp(wanted, least, most);
-    std::uint64_t const beyond = (transfer.ranges[0].host + at + chunk) % populated_slice_bytes;
-    if (!transfer.file && chunk > least && chunk < left && chunk >= populated_slice_bytes + beyond) chunk -= beyond;
+    std::uint64_t const beyond = (transfer.ranges[0].host + at + chunk) % huge_page;
+    if (!transfer.file && chunk > least && chunk < left && chunk >= huge_page + beyond) chunk -= beyond;
     transfer.chunks.push_back({at, chunk, nullptr, 0, false, chunk});
     at += chunk;
   }
 }
 
 /// Find out by a sample whether the memory that a copy writes is new: no page fault has populated it yet.
-void look_for_new_memory(Transfer& transfer, std::uint64_t huge_from) noexcept {
+void find_new_memory(Transfer& transfer, std::uint64_t huge_from) noexcept {
   constexpr unsigned sample = 5;
   std::uint64_t const size = transfer.size();
   unsigned absent = 0;
@@ -455,7 +455,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   handle->device_side = range.parts == nullptr
                             ? std::make_unique<DeviceSide>(through, range.address)
                             : std::make_unique<DeviceSide>(through, queue, *transfer, *range.parts, lists());
-  if (transfer->to_host() && !transfer->writes_file()) look_for_new_memory(*transfer, limits.huge_from);
+  if (transfer->may_populate()) find_new_memory(*transfer, limits.huge_from);
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {

@@ -28,14 +28,14 @@ void refuse(char const* name, char const* way_out) noexcept {
 
 bool is_on(char const* name) noexcept {
   char const* const value = variable(name);
-  bool const off = strcasecmp(value, "off") == 0;
-  if (!off && *value != 0 && strcasecmp(value, "on") != 0) refuse(name, "give one of off, on");
-  return !off;
+  if (*value == 0 || strcasecmp(value, "on") == 0) return true;
+  if (strcasecmp(value, "off") != 0) refuse(name, "give one of off, on");
+  return false;
 }
 
 [[gnu::constructor]] void read() {
   settings.watches = *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
-  settings.stages = is_on("PINNING_COPIES") && settings.stages;
+  settings.stages = is_on("PINNING_COPIES");
   settings.huge_pages = is_on("PINNING_COPIES_HUGE_PAGES");
   settings.min_bytes = std::size_t{4} << 20;  // below, the driver's own copies are as fast
   if (char const* const given = variable("PINNING_COPIES_MIN_BYTES"); *given != 0) {
