@@ -20,6 +20,7 @@ from child_process import run_in_child
 from folders import PYTHONPATH
 from installed import ROOT, run
 from limits import needs_room_to_lock
+from pinning.cli.run import library
 from pinning.copies import Reason
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -176,6 +177,17 @@ int main(int count, char **arguments) {
 }""",
     )
     run(program, "40", limit, folder=tmp_path)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("preload", ["", str(library())], ids=["alone", "under pinning run"])
+def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path: Path, threads: str, preload: str) -> None:
+    """Which hold locks of the host's device at the fork. A time-out means that it hangs."""
+    needs_room_to_lock(1 << 20)
+    program = c_program(tmp_path, (ROOT / "tests" / "native" / "beside_threads.c").read_text())
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    done = subprocess.run([program, threads], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout + done.stderr == "right\n"
 
 
 def test_a_child_that_has_no_addresses_for_its_map_lives_and_locks_nothing(tmp_path: Path) -> None:
