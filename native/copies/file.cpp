@@ -27,7 +27,7 @@ constexpr std::uint64_t span_bytes = 256 << 10;  // read at once for rows
 constexpr std::uint64_t widest_pitch = 4 << 10;  // of rows read with the bytes between: faster than a call per row
 constexpr std::uint64_t step = 16 << 20, ahead = 4 * step;  // bytes allocated of a tmpfs file, per call and in advance
 
-/// A thread's own aligned buffer for direct I/O.
+/// A thread's own aligned buffer, for direct I/O and for rows that are read with the bytes between them.
 class Aligned {
  public:
   ~Aligned() { std::free(memory_); }

@@ -3,6 +3,7 @@
 
 - ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and the work that their copies enqueue;
 - ``load.py``: `load_file`; ``slices.py``: `shard`, and the bytes of slices; ``save.py``: `save_file`;
+- ``replacement.py``: new files that replace others; ``order.py``: the order of saves, loads and copies of one file;
 - ``snapshot.py``: copies in locked memory, from which `save_file_async` writes the file;
 - ``header.py``: headers of safetensors files; ``shards.py``: the files that a path refers to;
 - ``frameworks.py``: the libraries whose arrays are loaded; ``of_torch.py``, ``of_cupy.py``: two of them.

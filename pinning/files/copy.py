@@ -37,8 +37,9 @@ def copy_file_async(
     dst : buffer
         Any end that `copy_async` takes.
     path : path-like
-        A regular file. It is opened immediately, and stays open until the copy is complete; renaming another file over
-        it has no effect. It may be read early, if nothing pending in the queue could write it.
+        A regular file. It is opened immediately, or after saves of it that are in the background, and stays open until
+        the copy is complete; renaming another file over it has no effect. It may be read early, if nothing pending in
+        the queue could write it.
     offset : int
         The first byte to read.
     nbytes : int, optional

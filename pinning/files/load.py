@@ -59,7 +59,8 @@ def load_file(
     Parameters
     ----------
     path : path-like, or iterable of path-like
-        Files; a folder of files ``*.safetensors``; an index ``*.safetensors.index.json``, or a folder with one.
+        Files; a folder of files ``*.safetensors``; an index ``*.safetensors.index.json``, or a folder with one. A file
+        that is named twice is loaded once; one that is being saved in the background, once that save is over.
     device : Device or str, or mapping of these to plans, optional
         Such as ``"cuda:0"`` or ``"host"``, or torch's name for it (``"cpu"``, ``torch.device("cuda")``). By default
         that of `queue`, or the default device. A mapping loads to several devices, each with its plan (see `slices`).

@@ -37,7 +37,9 @@ def save_file(
     """Save tensors of devices and the host as a safetensors file.
 
     Tensors on a device are copied to pinned blocks, from which threads write the file; no other host memory is used.
-    The file is written beside `path` and renamed when it is complete; until then `path` is unchanged.
+    The file is written beside `path` and renamed when it is complete; until then `path` is unchanged. A file that is
+    replaced keeps its mode and, if allowed, its owner, group, access control list and extended attributes. If saves of
+    the same file are in the background, they take effect first.
 
     Parameters
     ----------
@@ -45,6 +47,7 @@ def save_file(
         ``torch.Tensor``, ``cupy.ndarray``, ``numpy.ndarray``, `pinning.arrays.DeviceArray`, or "dlpack" tensors of
         `load_file`; contiguous. Waits for all pending work of their devices.
     path : path-like
+        If it is a symbolic link, the file to which it points now is replaced.
     metadata : mapping of str to str, optional
     fsync : bool
         Whether to wait until the file is on the disk.
@@ -57,14 +60,16 @@ def save_file(
     TypeError
         A value is not a tensor, or has a dtype that the format lacks; a name or an item of metadata is not a string.
     FileFormatError
-        A name, or a string of the metadata, contains an unpaired surrogate, which UTF-8 cannot encode.
+        A name, or a string of the metadata, contains an unpaired surrogate, which UTF-8 cannot encode; or they make the
+        header longer than 100 MB, which readers refuse.
     OSError
-        The file cannot be written; `FileError` if that is found while threads write it, such as a full disk, or if
-        `path` is not a regular file.
+        The file cannot be written; `FileError` if that is found while threads write it, such as a full disk or memory
+        of a mapped file that was truncated, or if `path` is not that of a regular file.
     VendorError
         A device refused.
 
-    After an error, or Ctrl-C, `path` is unchanged, and no file is left beside it.
+    After an error, or Ctrl-C, no file is left beside `path`, which is unchanged. But it has the new file if the error
+    comes after the rename: Ctrl-C, or an `fsync` of the folder that fails.
     """
     saving = _Saving(tensors, path, metadata, fsync)
     try:
@@ -102,12 +107,15 @@ def save_file_async(
     Returns
     -------
     Event
-        Complete once the file is at `path`. It fails with the errors of `save_file`, such as `FileError` if the disk is
-        full; `path` is then unchanged. If it is dropped, the file is still written, and an error goes to
-        `sys.unraisablehook`. The exit of the program waits for it. In a forked child it belongs to the parent.
+        Complete once the file is at `path`. Saves, loads and copies of the same file that are called later come after
+        it. It fails with the errors of `save_file`, with the same consequences. If it is dropped, the file is still
+        written, and an error goes to `sys.unraisablehook`. The exit of the program waits for it. In a forked child it
+        belongs to the parent.
 
     Raises
     ------
+    TypeError
+        `arena` is not an `Arena`.
     Exception
         The errors of `save_file` that are found before the call returns. Ctrl-C ends the save.
     """

@@ -43,7 +43,7 @@ struct StagingLimits {
 
 /// A copy, a signal or a wait for a signal in a queue. Keep it until the queue's work is complete; once it is
 /// destroyed, no thread accesses the host's memory any more, and nothing waits for it. To destroy it takes no longer
-/// than to copy 256 KiB, or to read or write as much of a file (1 MiB past the page cache).
+/// than to copy 256 KiB, or to read or write as much of a file (1 MiB past the page cache), with the bytes between rows.
 class Staged {
  public:
   virtual ~Staged() = default;
