@@ -157,6 +157,7 @@ struct Ring {
 
   // guarded by the mutex of the device's staging
   std::uint64_t queue = 0;  // the number of the queue that it belongs to
+  std::uint64_t era = 0;    // changes when its words count from 0 again; no two rings have the same
   unsigned users = 0;       // submissions in progress, and borrowers of its blocks
   bool broken = false;      // a submission failed, and the words may stay inconsistent
 

@@ -211,6 +211,8 @@ struct DeviceRange {
   std::vector<CopyItem> const* parts = nullptr;
 };
 
+class Rings;
+
 class Handle : public Staged {
  public:
   Handle(CopyThreads& threads, std::shared_ptr<Transfer> transfer)
@@ -221,6 +223,7 @@ class Handle : public Staged {
     transfer->file = {};  // closed now, not when the thread that moved the last bytes drops its reference
   }
   bool moved() const noexcept override { return threads.moved(*transfer); }
+  bool arrived() const noexcept override;
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
   }
@@ -230,6 +233,8 @@ class Handle : public Staged {
   CopyThreads& threads;
   std::shared_ptr<Transfer> const transfer;
   std::unique_ptr<DeviceSide> device_side;  // null if the vendor's queue calls a function instead
+  Rings* rings = nullptr;                   // null as well in that case
+  std::uint64_t era = 0;                    // of the transfer's ring
 };
 
 class Rings : public Staging {
@@ -249,6 +254,13 @@ class Rings : public Staging {
   std::uint64_t trim() override;
   /// Unmap rings whose context is gone.
   void forget_gone(CopyThreads& threads);
+  /// Whether the device has passed a transfer. Its ring may be in use by another queue by now, begun anew, or freed.
+  bool passed(Transfer const& transfer, std::uint64_t era) noexcept {
+    std::lock_guard const guard(mutex_);
+    auto const its = [&](auto const& ring) { return ring.get() == transfer.ring && ring->era == era; };
+    auto const ring = std::ranges::find_if(rings_, its);
+    return ring == rings_.end() || reached((*ring)->words().taken.load(std::memory_order_acquire), transfer.end());
+  }
   /// Whether these rings are for the same device in the same context.
   bool is_of(VendorDevice& device, std::uintptr_t context) const {
     return context != 0 && context == context_ && device.name() == device_.name();
@@ -310,6 +322,10 @@ class Rings : public Staging {
   std::vector<std::unique_ptr<Ring>> rings_;
   std::uint64_t bytes_ = 0;  // of all their blocks
 };
+
+std::atomic<std::uint64_t> eras{0};
+
+bool Handle::arrived() const noexcept { return moved() && (rings == nullptr || rings->passed(*transfer, era)); }
 
 std::shared_ptr<PartList const> Rings::zero() {
   {
@@ -452,6 +468,8 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   transfer->count = static_cast<std::uint32_t>(transfer->chunks.size());
   if (transfer->to_host() || transfer->way == Way::wait) ++transfer->count;
   auto handle = std::make_unique<Handle>(threads, transfer);
+  handle->rings = this;
+  handle->era = through.era;  // fixed as long as the ring is in use
   handle->device_side = range.parts == nullptr
                             ? std::make_unique<DeviceSide>(through, range.address)
                             : std::make_unique<DeviceSide>(through, queue, *transfer, *range.parts, lists());
@@ -489,6 +507,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
       if (idle(threads, *best)) {
         if (best->next.load() >= worn_) {
           best->next = best->published = 0;
+          best->era = ++eras;
           new (reinterpret_cast<void*>(best->memory.ptr)) Words;
         }
         best->placement = Placement(best->blocks(), usable(threads, *best), best->next.load());
@@ -531,6 +550,7 @@ std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue,
   new (reinterpret_cast<void*>(ring->memory.ptr)) Words;
   ring->placement = Placement(ring->blocks(), ring->size, 0);
   ring->queue = queue;
+  ring->era = ++eras;
   ring->users = 1;
   std::lock_guard const guard(mutex_);
   rings_.push_back(std::move(ring));

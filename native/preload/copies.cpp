@@ -71,6 +71,13 @@ bool is_in_one_allocation(Driver const& driver, Address start, std::uint64_t siz
   return size <= bytes && start - first <= bytes - size;
 }
 
+/// Whether the driver may copy these bytes at once.
+bool is_of_one_kind(Driver const& driver, Address start, std::uint64_t size) noexcept {
+  Memory const kind = memory_at(driver, start);
+  return memory_at(driver, start + size - 1) == kind &&
+         (kind != Memory::device || is_in_one_allocation(driver, start, size));
+}
+
 /// During its lifetime, calls of this thread invalidate no capture.
 class BesideCaptures {
  public:
@@ -150,13 +157,16 @@ bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
   return code == success || code == not_ready || (code >= 900 && code <= 910);  // a capture has begun meanwhile
 }
 
-/// Wait until no thread reads or writes the host memory any more; false if the device fails before.
-bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t stream) noexcept {
+/// Wait until the program may go on; false if the device fails before. A synchronous call to the device leaves nothing
+/// in flight: work of other streams, which the program does not order behind this one, may read the bytes.
+bool wait_until_over(Staged& staged, Driver const& driver, Request const& request) noexcept {
+  bool const arrives = request.synchronous && request.toward == Request::Toward::device;
+  auto const over = [&] { return arrives ? staged.arrived() : staged.moved(); };
   auto const began = Clock::now();
-  for (auto next_look = began + looks_every; !staged.moved();) {
+  for (auto next_look = began + looks_every; !over();) {
     auto const now = Clock::now();
     if (now >= next_look) {
-      if (!is_alive(driver, stream)) return staged.moved();
+      if (!is_alive(driver, request.stream)) return over();
       next_look = now + looks_every;
     }
     if (now - began < yields_for) {
@@ -188,12 +198,15 @@ Outcome could_be(Driver const& driver, Request& request) noexcept {
   if (!is_in_one_allocation(driver, device_start, device_size)) return Outcome::other_memory;
   // The last of the reserved addresses may not be mapped.
   if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
-  for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
-    if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
-  }
   if (request.height > 1 && request.width < least_row) return Outcome::small;
   if (!settings.stages) return Outcome::off;
-  return StagingLimits().threads < 2 ? Outcome::one_processor : Outcome::staged;
+  if (StagingLimits().threads < 2) return Outcome::one_processor;
+  std::uint64_t const pitch = to_device ? request.src_pitch : request.dst_pitch;
+  for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
+    if (request.height > 1 && at % pitch >= request.width) at += pitch - at % pitch;  // between two rows
+    if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
+  }
+  return Outcome::staged;
 }
 
 /// Requests that differ only in addresses and sizes, and are copied as one.
@@ -247,7 +260,7 @@ Outcome stage_group(Driver const& driver, Group const& group) {
     auto const into = context.stream(request.stream, stream_number);
     auto const staged = submit(context, *into, group);
     if (staged == nullptr) return Outcome::no_room;
-    if (!wait_until_moved(*staged, driver, request.stream)) return Outcome::refused;
+    if (!wait_until_over(*staged, driver, request)) return Outcome::refused;
     context.failures = 0;
     return Outcome::staged;
   } catch (...) {
@@ -312,17 +325,24 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
 bool split(Request const& request) noexcept {
   omp::Uncancelled const uncancelled;
   Driver const* const driver = Driver::get();
-  if (driver == nullptr || request.height > 1) return false;
+  if (driver == nullptr || request.height > 1 || request.wraps()) return false;
   if (is_captured(*driver, request.stream)) return false;
   try {
-    bool const from_host = memory_at(*driver, request.dst) == Memory::device;
-    Address const host = from_host ? request.src : request.dst;
+    bool const to_device = memory_at(*driver, request.dst) == Memory::device;
+    Address const host = to_device ? request.src : request.dst, other = to_device ? request.dst : request.src;
     auto const cuts = borders(host, request.width);
     if (cuts.empty()) return false;
     std::vector<Address> ends(cuts.begin(), cuts.end());
     ends.push_back(host + request.width);
-    int code = success;
+    // All is checked before anything is copied: a copy that the driver refuses for another reason writes nothing.
+    if (!is_of_one_kind(*driver, other, request.width)) return false;
     Address at = host;
+    for (Address const end : ends) {
+      if (!is_of_one_kind(*driver, at, end - at)) return false;
+      at = end;
+    }
+    int code = success;
+    at = host;
     for (Address const end : ends) {
       Request part = request;
       part.dst += at - host, part.src += at - host, part.width = end - at;

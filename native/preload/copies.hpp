@@ -15,13 +15,22 @@ struct Request {
   Address dst, src;
   std::uint64_t width;
   std::uintptr_t stream;      // never 0: a default stream has its own handle
-  bool synchronous = false;   // the call has no stream
+  bool synchronous = false;   // the call has no stream: a device has the bytes when it returns
   std::uint64_t height = 1, dst_pitch = 0, src_pitch = 0;
   bool early = false;         // the source may be read before the stream reaches the copy
 
   std::uint64_t size() const noexcept { return width * height; }
   /// Bytes from the first to the last of one end.
   std::uint64_t extent(std::uint64_t pitch) const noexcept { return (height - 1) * pitch + width; }
+  /// Whether an end would pass the end of all addresses.
+  bool wraps() const noexcept {
+    auto const passes = [&](Address first, std::uint64_t pitch) {
+      Address last;
+      return __builtin_mul_overflow(height - 1, pitch, &last) || __builtin_add_overflow(last, width, &last) ||
+             __builtin_add_overflow(last, first, &last);
+    };
+    return passes(dst, dst_pitch) || passes(src, src_pitch);
+  }
 };
 
 /// How a copy was made. All but `staged` and `split` are the driver's own copies.
@@ -44,8 +53,8 @@ enum class Outcome : std::uint8_t {
   outcomes,
 };
 
-/// Copy by the threads of libpinning, through pinned blocks, and return when the driver would: to the device once the
-/// source is read, to the host once all is copied. Requests whose outcome is not `staged` before the call are ignored;
+/// Copy by the threads of libpinning, through pinned blocks, and return no earlier than the driver would: to the host
+/// once all is copied, to the device once the source is read, and if the call is synchronous, once the device has it all. Requests whose outcome is not `staged` before the call are ignored;
 /// the others are of one stream, may be copied in any order, and get their outcome: after any but `staged`, nothing is
 /// in progress. `Toward::either` is replaced by the actual direction.
 void stage(std::span<Request> requests, Outcome* outcomes) noexcept;

@@ -5,6 +5,7 @@
 
 #include <new>
 #include <pinning/status_page.hpp>
+#include <utility>
 #include <vector>
 
 #include "copies.hpp"
@@ -119,7 +120,8 @@ bool fits(std::size_t width, std::size_t x, std::size_t pitch) {
   return x <= pitch && width <= pitch - x && pitch <= most_pitch;
 }
 
-/// Rows that are contiguous at both ends become one. A width of 0 means that the copy cannot be staged.
+/// Rows that are contiguous at both ends become one. A width of 0 means that the copy cannot be staged: the driver has an
+/// error for it, or arrays.
 Request request_of(Rows const& rows, std::uintptr_t stream, bool synchronous) {
   using Toward = Request::Toward;
   Request request{Toward::either, 0, 0, 0, stream, synchronous};
@@ -130,13 +132,14 @@ Request request_of(Rows const& rows, std::uintptr_t stream, bool synchronous) {
                      fits(rows.WidthInBytes, rows.srcXInBytes, rows.srcPitch);
   if (!valid) return request;
   request.width = rows.WidthInBytes;
-  bool const one = rows.Height == 1 || (rows.WidthInBytes == rows.dstPitch && rows.WidthInBytes == rows.srcPitch);
-  if (one) {
-    request.width *= rows.Height;
-  } else {
-    request.height = rows.Height;
-    request.dst_pitch = rows.dstPitch;
-    request.src_pitch = rows.srcPitch;
+  request.height = rows.Height;
+  request.dst_pitch = rows.dstPitch;
+  request.src_pitch = rows.srcPitch;
+  if (request.wraps()) {
+    request.width = 0;
+  } else if (rows.Height == 1 || (rows.WidthInBytes == rows.dstPitch && rows.WidthInBytes == rows.srcPitch)) {
+    request.width *= std::exchange(request.height, 1);
+    request.dst_pitch = request.src_pitch = 0;
   }
   return request;
 }

@@ -25,6 +25,7 @@ from standins.standin import Driver, MissingError
 
 TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
 SOURCE = Path(__file__).parent / "sources" / "copies.c"
+IN_FLIGHT = SOURCE.with_name("in_flight.c")
 WAYS = ["linked", "dlsym", "default", "proc", "proc1"]
 FORMS = [
     f"{what}{call}{which}"
@@ -215,10 +216,12 @@ def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: 
 
 @pytest.mark.parametrize("call", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("rows", "memory"), [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide"))]
+    ("rows", "memory"),
+    [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide", "wraps", "wraps pitched"))],
 )
 def test_so_are_such_rows(run: Run, call: str, rows: str, memory: str) -> None:
-    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch."""
+    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch; so many
+    that their bytes, or the distance of the last one, wrap around to some MiB."""
     plain, ran = (run("proc", f"rows {call} {rows}", memory, preload=preload) for preload in (False, True))
     assert ran.outcome == plain.outcome == (0, "1 1\n" if memory == "null" else "error 1\n", "")
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
@@ -243,6 +246,35 @@ def test_captures_are_left_alone(run: Run) -> None:
     assert ran.outcome == (0, "capture 0\n", "")
     assert ran.staged == 0
     assert run("proc", "sync", "beside capture").out == "error 900\n"  # the driver's own error
+
+
+SYNCHRONOUS = ["cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds", "cuMemcpy", "cuMemcpy_ptds", "rows cuMemcpy2D_v2"]
+
+
+@pytest.mark.parametrize("size", [2, 48, 150])
+@pytest.mark.parametrize("call", [*SYNCHRONOUS, "rows cuMemcpy2DUnaligned_v2_ptds"])
+def test_a_synchronous_copy_returns_when_other_streams_see_it(
+    tmp_path: Path, build: Callable[[Driver], Path], call: str, size: int
+) -> None:
+    """As with the driver alone, which leaves the last MiB in flight; the stand-in does so too."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
+    try:
+        folders = [f"-isystem{folder}" for folder in includes()]
+        base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", "PINNING_REPORT": "-"}
+        bare, ours = (
+            DRIVER.environment(build(DRIVER), "", base | preload) for preload in ({}, {"LD_PRELOAD": str(TOOL)})
+        )
+    except MissingError as error:
+        pytest.skip(str(error))
+    library = [f"-L{build(DRIVER)}", "-l:libcuda.so.1", "-ldl"]
+    program = tmp_path / "in_flight"
+    subprocess.run([compiler, "-O2", "-Wall", "-Werror", *folders, IN_FLIGHT, "-o", program, *library], check=True)
+    for environment in (bare, ours):
+        done = subprocess.run([program, call, str(size)], env=environment, capture_output=True, text=True, timeout=600)
+        assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert re.search(r"copied to devices: .* in 6 staged|copied to devices: .* in 5 staged", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("form", ["sync", "async", "async stream"])
@@ -380,7 +412,7 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
         pytest.skip(str(error))
     command = [sys.executable, "-P", Path(__file__).parent / "crossing_locks.py"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (0, "40000 right 1\n8388608 right 1\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "40000 right 1 1\n8388608 right 1 1\n"), done.stderr
 
 
 @pytest.mark.parametrize("what", ["shared", "context", "fork"])

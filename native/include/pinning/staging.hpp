@@ -49,6 +49,9 @@ class Staged {
   virtual ~Staged() = default;
   /// For a copy to or from a device: whether the threads have finished reading or writing the host's memory.
   virtual bool moved() const noexcept = 0;
+  /// For a copy to a device that `Staging::copy` or `copy_file` returned: whether the device has written all of it, so
+  /// that work of any queue finds it. Ask while the staging exists.
+  virtual bool arrived() const noexcept = 0;
   /// For a signal: set it, as if its queue had reached it.
   virtual void give() noexcept {}
 };

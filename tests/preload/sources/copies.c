@@ -120,7 +120,7 @@ typedef int FirstBatch(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyA
                        CUstream);
 
 static char suffix[8];
-static size_t rows = 1, pitch, shift, only_pitch;
+static size_t rows = 1, pitch, shift, only_pitch, only_rows;
 static int is_async, is_rows, is_either, is_batch, is_first_batch, is_attributed;
 static CUmemcpyAttributes attributes[2] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM},
                                            {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL}};
@@ -152,6 +152,7 @@ static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size)
         if (to_device) p.srcY = src == 0, p.dstXInBytes = shift;
         else p.dstY = dst == 0, p.srcXInBytes = shift;
         if (only_pitch != 0) p.dstPitch = p.srcPitch = only_pitch;
+        if (only_rows != 0) p.WidthInBytes = size, p.Height = only_rows;
         snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
         return is_async ? ((RowsAsync *)function(exported))(&p, stream) : ((Rows *)function(exported))(&p);
     }
@@ -281,6 +282,7 @@ int main(int count, char **arguments) {
     if (is_rows) rows = 8;
     if (strstr(form, "pitched") != NULL) pitch = 512;
     if (strstr(form, "shifted") != NULL) shift = 512;
+    if (strstr(form, "wraps") != NULL) only_rows = ((size_t)1 << 42) + 1, only_pitch = pitch != 0 ? 2 * SIZE : SIZE;
     if (strstr(form, "narrow") != NULL) rows = 1, only_pitch = 100;
     if (strstr(form, "wide") != NULL) rows = 1, only_pitch = (size_t)1 << 31;
     size_t const device_size = SIZE + 8 * pitch + shift;

@@ -427,16 +427,6 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) {
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
-    ENTER(CONTEXT, "%#llx %#llx %zu", dst, src, ByteCount);
-    pthread_mutex_lock(&mutex);
-    uintptr_t to = reachable(dst, ByteCount), from = reachable(src, ByteCount);
-    pthread_mutex_unlock(&mutex);
-    REQUIRE(to && from, CUDA_ERROR_INVALID_VALUE);
-    memmove((void *)to, (void *)from, ByteCount);
-    return CUDA_SUCCESS;
-}
-
 // ---- pointers ----
 
 static CUresult tell(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {

@@ -2,8 +2,9 @@
 //
 // Streams of the stand-in libcuda.c: worker threads that do their work in order and asynchronously, so that memory
 // reused too early shows. A stream handle knows its context and needs none to be current, but the handles 0, 1 and 2
-// are the default streams of the current context (as with a real driver: seen on an H200, driver 580.159). Unlike a
-// real driver's, default streams here do not wait for blocking streams.
+// are the default streams of the current context (as with a real driver: seen on an H200, driver 580.159). The
+// legacy default stream and the blocking streams of its context, which per-thread default streams are too, wait for
+// each other's earlier work.
 //
 // A GPU has a few hardware channels (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), which streams share: the work at the
 // head of a channel, even a wait, blocks all work submitted behind it, in any stream. channels=K gives the stand-in K
@@ -95,7 +96,15 @@ static int gone_from(CUcontext context, bool counts) {
 
 static int gone(const struct CUstream_st *stream) { return lost ? lost : gone_from(stream->context, false); }
 
+static bool is_legacy(const struct CUstream_st *stream) { return stream->context && stream->context->streams[0] == stream; }
+static bool is_blocking(const struct CUstream_st *stream) { return !(stream->flags & CU_STREAM_NON_BLOCKING); }
+
 static bool has_turn(const struct CUstream_st *stream, const struct work *work) {
+    for (CUstream other = streams; other; other = other->next) {
+        bool ordered = other->context == stream->context && ((is_legacy(stream) && is_blocking(other)) ||
+                                                             (is_legacy(other) && is_blocking(stream)));
+        if (ordered && other != stream && other->first && other->first->order < work->order) return false;
+    }
     return !stream->channel || stream->channel->finished == work->turn;
 }
 
