@@ -152,6 +152,8 @@ def copy_batch(
 ) -> Copy:
     """`copy_batch_async`, and wait until it is complete.
 
+    All bytes are then in place, for work of any stream, thread or device.
+
     Parameters
     ----------
     dsts, srcs, sizes, queue, engine

@@ -142,6 +142,9 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
 def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
     """`copy_async`, and wait until it is complete.
 
+    All bytes are then in `dst`: work of any stream, thread or device finds them, also work that no event orders behind
+    the copy.
+
     Parameters
     ----------
     dst, src, nbytes, queue

@@ -76,6 +76,8 @@ def copy_file(
 ) -> FileCopy:
     """`copy_file_async`, and wait for the copy. Raises the errors of that call, and that of its event.
 
+    All bytes are then in `dst`, for work of any stream, thread or device.
+
     Parameters
     ----------
     dst, path, offset, nbytes, queue

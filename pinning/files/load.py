@@ -79,8 +79,8 @@ def load_file(
     Returns
     -------
     dict of str to tensor
-        Views, aligned to 16 bytes, of one allocation per file, completely loaded. For several devices a dict of such
-        dicts, with the keys of `device`.
+        Views, aligned to 16 bytes, of one allocation per file, completely loaded: work of any stream, thread or device
+        finds their bytes. For several devices a dict of such dicts, with the keys of `device`.
 
     Raises
     ------

@@ -175,7 +175,8 @@ def park(*holders: Holder, links: Links = "idle") -> Parked:
 def wake(*holders: Holder, links: Links = "idle") -> None:
     """Copy back to the GPU what `park` moved away, together with everything that was parked in the same call.
 
-    The addresses may change: CUDA graphs that were captured with the old ones must be captured again.
+    The addresses may change: CUDA graphs that were captured with the old ones must be captured again. Everything is on
+    the GPU when the call returns, for work of any stream.
 
     Parameters
     ----------

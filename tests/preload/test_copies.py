@@ -220,8 +220,8 @@ def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: 
     [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide", "wraps", "wraps pitched"))],
 )
 def test_so_are_such_rows(run: Run, call: str, rows: str, memory: str) -> None:
-    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch; so many
-    that their bytes, or the distance of the last one, wrap around to some MiB."""
+    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch; so
+    many that their bytes, or the distance of the last one, wrap around to some MiB."""
     plain, ran = (run("proc", f"rows {call} {rows}", memory, preload=preload) for preload in (False, True))
     assert ran.outcome == plain.outcome == (0, "1 1\n" if memory == "null" else "error 1\n", "")
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
@@ -274,7 +274,7 @@ def test_a_synchronous_copy_returns_when_other_streams_see_it(
     for environment in (bare, ours):
         done = subprocess.run([program, call, str(size)], env=environment, capture_output=True, text=True, timeout=600)
         assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
-    assert re.search(r"copied to devices: .* in 6 staged|copied to devices: .* in 5 staged", done.stderr), done.stderr
+    assert re.search(r"copied to devices: .* in [56] staged", done.stderr), done.stderr  # the first may be too little
 
 
 @pytest.mark.parametrize("form", ["sync", "async", "async stream"])
