@@ -58,7 +58,7 @@ int main(int count, char **words) {
         }
         MUST(cuStreamSynchronize(stream));
         for (size_t at = 0; at < size - MIB; at += 4096) {
-            if (!in_rows || at % PITCH < WIDTH) old += seen[at] != round + 1;
+            if (!in_rows || at % PITCH < WIDTH) old += seen[at] != (unsigned char)(round + 1);
         }
     }
     printf("%zu\n", old);
