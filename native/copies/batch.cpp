@@ -53,7 +53,8 @@ void Batch::submit_all(VendorQueue& queue) {
 }
 
 /// Stage parts of pageable memory; a single small part to the host, or any without pinned blocks, goes to the vendor's own
-/// copies. To the device that would read a small source at once, before earlier work of the queue.
+/// copies. The vendor may read a source at once: one that goes to the device waits until the queue's earlier work, which may
+/// write it, is complete.
 void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyItem> const& parts) {
   if (parts.empty()) return;
   if (toward != Staging::Toward::host || parts.size() > 1 || parts[0].size >= limits_.stage_to_host) {
@@ -64,6 +65,7 @@ void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyIt
     }
     plain_reason_ = queue.waits_for_values() ? Reason::no_room : Reason::no_values;
   }
+  if (toward == Staging::Toward::device && queue.reads_early()) queue.synchronize();
   queue.copy_batch(parts.data(), parts.size());
   plain_ += parts.size();
   plain_bytes_ += bytes_of(parts);

@@ -2,7 +2,7 @@
 """Copies between host and devices, by the fastest path available.
 
 - ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one vendor call;
-- ``copy.py``: all others, and `copy_2d_async`; ``work``: operations for queues, planned by <pinning/copy_plan.hpp>;
+- ``copy.py``: all others; ``rows.py``: rows; ``work``: operations for queues, planned by <pinning/copy_plan.hpp>;
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: the contents of a plan; ``costs.py``: where one path beats another;
 - ``batch``: many copies as one; ``batch_plan.py``: how their parts are copied;
@@ -13,10 +13,10 @@
 
 from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, explain_batch
 from pinning.copies.batch_plan import BatchPlan, Group
-from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import copy, copy_async, explain, fill
 from pinning.copies.plan import CopyPath, Plan, Reason, Step
+from pinning.copies.rows import copy_2d_async
 from pinning.copies.trim import trim_staging
 from pinning.copies.work import Copy
 

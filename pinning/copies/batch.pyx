@@ -250,6 +250,30 @@ def explain_batch(
     return plan_of_parts(work.counts(), sizes)
 
 
+def copy_rows_in_turn(
+    End to not None,
+    uint64_t dst_pitch,
+    End origin not None,
+    uint64_t src_pitch,
+    uint64_t width,
+    uint64_t height,
+    Submitter queue not None: Queue,
+    wait_for: Iterable[Event],
+) -> Copy | None:
+    """Copy rows of the host to a device as a batch, whose sources are read when the queue reaches it.
+
+    None if there is no need: nothing that is pending may write them, or the vendor's own copy reads no source before its
+    turn.
+    """
+    if not queue.reads_early() or not queue.is_to_be_written(origin.ptr, src_pitch * (height - 1) + width, wait_for):
+        return None
+    cdef Wanted wanted = Wanted.__new__(Wanted)
+    wanted.engine, wanted.queue, wanted.owners = CEngine.automatic, queue, (to.owner, origin.owner)
+    wanted.dsts, wanted.srcs = starts_of_rows(to, dst_pitch, height), starts_of_rows(origin, src_pitch, height)
+    wanted.sizes = one_number(width)
+    return submitted(wanted, wait_for)
+
+
 @cython.final
 cdef class Words:
     """Addresses, sizes or numbers of blocks; of a list of buffers also their sizes, owners and devices."""
@@ -475,6 +499,14 @@ cdef Words blocks_of(str name, End pool, object indices, uint64_t block_bytes):
             raise InvalidRangeError(f"item {i} of the batch: {name} has no block {numbers.data[i]}; its {pool.bytes} bytes are "
                                     f"{blocks} blocks of {block_bytes}")
         found.own[i] = pool.ptr + numbers.data[i] * block_bytes
+    return found.made()
+
+
+cdef Words starts_of_rows(End end, uint64_t pitch, uint64_t height):
+    cdef Words found = Words.__new__(Words)
+    cdef uint64_t row
+    for row in range(height):
+        found.own.push_back(end.ptr + row * pitch)
     return found.made()
 
 
