@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -17,7 +18,9 @@ from pinning_host.kernel import lock_limit
 from run_folder import made_once, run_folder
 from stacks import tell_before_killing
 from standins.standin import Driver, MissingError
+from watchdog import Watchdog
 
+SLOW_LIMIT = 1200  # seconds for a slow test; `timeout` in pyproject.toml is that of others
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK that are enough for every test
 
 tell_before_killing()
@@ -52,6 +55,28 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return folder
 
     return build
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
+
+
+watchdog = functools.cache(Watchdog)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process if a test hangs where its limit, a signal, does nothing."""
+    marker = item.get_closest_marker("timeout")
+    limit = marker.args[0] if marker else float(item.config.getini("timeout"))
+    watchdog().begin(item.nodeid, limit + 60)
+    try:
+        return (yield)
+    finally:
+        watchdog().end()
 
 
 def pytest_collection_finish() -> None:

@@ -29,7 +29,7 @@ import pytest
 from run_folder import made_once, run_folder
 from standins.standin import Driver
 
-TIMEOUT = 1500  # seconds
+TIMEOUT = 1500  # seconds for all tests of a file
 TEST = ("test_", "Test")  # how the names of tests begin
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -75,6 +75,7 @@ class StandInFile(pytest.File):
             for name in dict.fromkeys(_tests(self.path, run)):
                 own_name = f"{name}[{run}]" if run else name
                 item: StandInTest = StandInTest.from_parent(self, name=own_name, callobj=child.test(name))
+                item.add_marker(pytest.mark.timeout(TIMEOUT + 60))  # it may run all of them
                 child.items[item.nodeid] = name
                 yield item
 

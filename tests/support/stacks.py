@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def stacks(pid: int) -> str:
         with suppress(OSError):  # it has ended, or the file may not be read
             status = dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines())
             said.append(f"  {thread.name} {status['Name']}: {status['State']}, {(thread / 'wchan').read_text()}")
-            children |= set((thread / "children").read_text().split())
+            children |= set((thread / "children").read_text().split()) - {str(os.getpid())}
             said.append(f"    system call {(thread / 'syscall').read_text().strip()}")
     if gdb := shutil.which("gdb"):
         commands = ["-ex", "thread apply all backtrace 40", "-ex", "thread apply all py-bt"]  # if gdb knows Python
