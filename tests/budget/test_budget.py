@@ -107,7 +107,7 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
 def test_what_the_vendor_refuses_is_not_counted(device: FakeDevice) -> None:
     before = used()
     pinned = pinning.pinned_map(device)
-    for calls in range(4):  # the lock of each piece fails in turn, then the unlock
+    for calls in range(6):  # the lock of each piece fails in turn, then the unlock of each
         device.fail(VendorError("fakeCall", 1, "FAKE"), calls)
         with pytest.raises(VendorError):
             pinned.lock(0x10000, 300, piece=100)

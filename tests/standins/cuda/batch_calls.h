@@ -21,25 +21,25 @@ struct launch {
     unsigned long long count;
 };
 
-static void *host_of(CUdeviceptr ptr) {
+static void *host_of(CUdeviceptr ptr, size_t size) {
     pthread_mutex_lock(&mutex);
     struct range *r = holding(ptr);
-    if (!r) {
-        fprintf(stderr, "libcuda stand-in: a kernel was given %#llx, which no device reaches\n", ptr);
+    CUdeviceptr host = r && ptr - r->host >= r->size ? ptr - r->shift : ptr;
+    if (!r || host - r->host + size > r->size) {
+        fprintf(stderr, "libcuda stand-in: a kernel was given %#llx with %zu bytes, which no device reaches\n", ptr, size);
         abort();
     }
-    void *host = (void *)(uintptr_t)(ptr - r->host >= r->size ? ptr - r->shift : ptr);
     pthread_mutex_unlock(&mutex);
-    return host;
+    return (void *)(uintptr_t)host;
 }
 
 static void run_move_parts(void *argument) {
     struct launch launch = *(struct launch *)argument;
     free(argument);
-    const struct part *parts = host_of(launch.parts);
+    const struct part *parts = host_of(launch.parts, launch.count * sizeof(struct part));
     usleep(1000 * (useconds_t)kernel_ms);
     for (unsigned long long i = 0; i < launch.count; ++i)
-        memmove(host_of(parts[i].dst), host_of(parts[i].src), parts[i].size);
+        memmove(host_of(parts[i].dst, parts[i].size), host_of(parts[i].src, parts[i].size), parts[i].size);
 }
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image) {
