@@ -390,7 +390,7 @@ def _name(device: object) -> object:
 
 
 def _after_fork_in_child() -> None:
-    pending.abandon((dict(_ways), dict(_pools)))
+    process.keep_for_ever((dict(_ways), dict(_pools)))
     _ways.clear()
     _pools.clear()
 

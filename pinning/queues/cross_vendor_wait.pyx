@@ -9,7 +9,6 @@ from pinning.queues.order cimport Timeline
 
 from typing import TYPE_CHECKING
 
-from pinning.queues import pending
 from pinning.queues.staging import staging_of
 from pinning.runtime import process
 
@@ -88,7 +87,7 @@ def close_idle_helpers() -> None:
 
 
 def _after_fork_in_child():
-    pending.abandon(list(helpers.values()))
+    process.keep_for_ever(list(helpers.values()))
     helpers.clear()
 
 

@@ -98,7 +98,7 @@ cdef class Lane:
     cdef uint64_t complete  # `submitted` at the end of the last submission
     cdef uint64_t looked  # `submitted` when `look` last polled the vendor
     cdef void* last  # a borrowed Place after all that was submitted; null if no event can need it
-    cdef ReferenceDeque kept
+    cdef ReferenceDeque kept  # not released with the lane: the vendor may still use what is not known to be over
     cdef Writes writes
     cdef object unsettled  # deque of (position, weak reference to an event that holds `sources`)
     cdef object markers  # deque of (position, vendor's event); if `shared`, one for every position

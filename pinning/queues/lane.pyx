@@ -83,13 +83,6 @@ cdef class Lane:
         self.generation = generation()
         pending.know(self)
 
-    def __dealloc__(self):
-        cdef Reference reference
-        while not self.kept.empty():
-            reference = self.kept.front()
-            self.kept.pop_front()
-            Py_DECREF(<object>reference.thing)
-
     def check_process(self):
         check_process(self.generation)
 

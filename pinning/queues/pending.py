@@ -46,7 +46,6 @@ class Lane(Protocol):
 
 _lanes: WeakRegistry[Lane] = WeakRegistry()
 _lent: WeakSet[Lane] = WeakSet()  # lanes that carry copies of other devices
-_abandoned: list[object] = []
 _RECENTLY = 0.005  # seconds for which a device counts as busy after it was last seen to get work
 _seen: dict[str, tuple[int, float]] = {}  # by device name: operations submitted, and when that number last changed
 
@@ -78,11 +77,6 @@ def retire(lane: Lane) -> None:
     """Have a lane closed once its work is over; no more can be submitted to it."""
     lane.retire()
     look_after(lane)
-
-
-def abandon(parents: object) -> None:
-    """Keep for ever, in a child process, what belongs to its parent and must not be destroyed."""
-    _abandoned.append(parents)
 
 
 def uses(thing: object) -> tuple[TimelinePoint, ...]:
@@ -119,7 +113,7 @@ def _wait_for_all() -> None:
 
 def _after_fork_in_child() -> None:
     global _lanes
-    abandon(list(_lanes))
+    process.keep_for_ever(list(_lanes))
     _lanes = WeakRegistry()
 
 

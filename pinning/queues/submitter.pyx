@@ -9,7 +9,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process
 from pinning.queues.order cimport Timeline, covers, dependencies_of, merged
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, keep_for_ever
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ cdef enum:
 
 cdef uint64_t CLOSED = <uint64_t>-1  # VendorQueue::closed_capture
 
-cdef bint ended = False  # whether the program has ended: what is left goes with the process
+cdef bint ended = False  # whether the program exits: what is left goes with the process
 cdef dict NOTHING = {}
 
 
@@ -92,10 +92,8 @@ cdef class Submitter:
         self.closed = False
 
     def __del__(self):
-        if ended:
-            return
-        if self.generation != generation():
-            pending.abandon(self.lanes)
+        if ended or self.generation != generation():
+            keep_for_ever(self.lanes)
         elif not self.closed:
             for lane in self.lanes:
                 pending.retire(lane)

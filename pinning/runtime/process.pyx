@@ -11,7 +11,7 @@ look_after: a daemon thread polls what ends or changes by itself, such as the wo
 fork: memory, queues and locks belong to the parent. Each subsystem is restarted in the child, lower ones first.
 
 exit: each subsystem is ended, higher ones first. Deferred calls are discarded: the end of the process frees everything.
-Threads that are just starting are waited for.
+Threads that are just starting are waited for. What is looked after from then on is kept, but never looked at.
 
 Each change is made by C code that the GIL guards, so neither another thread nor Ctrl-C can come between.
 """
@@ -126,7 +126,7 @@ cdef class Service:
 
     cdef call(self, function, tuple arguments, double pause):
         self.calls.put((function, arguments, pause))
-        if not self.started:
+        if not (self.started or self.ended):
             self.started = True
             try:
                 start_thread(self._run)
@@ -194,7 +194,7 @@ cdef await_beginning():
         sleep(0.001)
 
 
-cdef list forgotten = []  # objects of the parent process, which must not be destroyed here
+cdef list forgotten = []  # objects that must not be destroyed in this process
 cdef dict deferred = {}  # calls, by serial number
 cdef unsigned long serials = 0
 # In the vendor, a deferred call may have to wait for all work to finish. Periodic checks must not wait for that.
@@ -208,11 +208,19 @@ def look_after(function: Callable[..., object], *arguments: object, double pause
     """Call a function in another thread after `pause` seconds, and again as long as it returns true.
 
     Never waits; the function must be short. Each pause is twice the previous one, up to `LONGEST`. Nothing is called
-    once the program exits, and a forked child makes none of its parent's calls.
+    once the program exits, but the arguments are kept until its process ends, because a vendor may still use them. A
+    forked child makes none of its parent's calls.
     """
     looks.begin_anew()  # unless the fork handler has done so
-    if not looks.ended:
-        looks.call(function, arguments, pause)
+    looks.call(function, arguments, pause)
+
+
+cpdef object keep_for_ever(object thing):  # type: (object) -> None
+    """Keep what belongs to the parent of a fork, or what a vendor may still use when the program exits.
+
+    In C, because the end of the interpreter clears the variables of modules.
+    """
+    forgotten.append(thing)
 
 
 def defer(function: Callable[..., object], *arguments: object) -> None:
