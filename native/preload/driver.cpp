@@ -27,7 +27,10 @@ Driver const* Driver::get() noexcept {
 #define PINNING_FIND(name, ...) find(#name, loaded.name) &&
     bool const all = PINNING_PRELOAD_FUNCTIONS(PINNING_FIND) true;
 #undef PINNING_FIND
-    if (all) driver = loaded;
+    if (all) {
+      keep_library_of(reinterpret_cast<void*>(loaded.cuMemcpyAsync));
+      driver = loaded;
+    }
     state = all ? Known::all : Known::lacks_some;
     known.store(state, std::memory_order_release);
   }

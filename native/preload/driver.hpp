@@ -10,6 +10,9 @@ namespace pinning::preload {
 /// A function of libcuda by its exported name, from libc's own dlsym; null if the program has not loaded libcuda.
 void* driver_symbol(char const* name) noexcept;
 
+/// From now on, dlclose does not unload the library that contains `function`, whose address is remembered here.
+void keep_library_of(void* function) noexcept;
+
 // FUNCTION(name, arguments...): the functions used here. In each, the null stream is the legacy default stream.
 #define PINNING_PRELOAD_FUNCTIONS(FUNCTION)                                      \
   FUNCTION(cuPointerGetAttributes, unsigned, int*, void**, unsigned long long)   \

@@ -65,9 +65,16 @@ Entry const* exported_as(char const* name) noexcept {
   return nullptr;
 }
 
+void store(Entry const& entry, void* function) noexcept {
+  auto& known = driver_functions[&entry - entries];
+  if (known.load(std::memory_order_relaxed) == function) return;
+  keep_library_of(function);
+  known.store(function, std::memory_order_release);
+}
+
 /// Remember the driver's own function and return ours. If the driver looked it up by name, `function` is already ours.
 void* remembered(Entry const& entry, void* function) noexcept {
-  if (function != entry.function) driver_functions[&entry - entries].store(function, std::memory_order_release);
+  if (function != entry.function) store(entry, function);
   auto& process = omp::this_process;
   if (process.began && !process.copies.exchange(true, std::memory_order_relaxed)) {
     complain_of_settings();
@@ -77,6 +84,11 @@ void* remembered(Entry const& entry, void* function) noexcept {
 }
 
 }  // namespace
+
+void keep_library_of(void* function) noexcept {
+  Dl_info info;
+  if (dladdr(function, &info) != 0) dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
 
 void* driver_symbol(char const* name) noexcept {
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -91,7 +103,7 @@ void* driver_function(Symbol symbol) noexcept {
   Entry const& entry = entries[symbol];
   void *const drivers = driver_symbol(entry.exported), *const next = next_dlsym()(RTLD_NEXT, entry.exported);
   if (next != nullptr && next != drivers) {
-    driver_functions[symbol].store(next, std::memory_order_release);
+    store(entry, next);
     return next;
   }
   if (drivers != nullptr) remembered(entry, drivers);

@@ -87,3 +87,23 @@ def test_and_beside_the_driver(program: Path, build: Callable[[Driver], Path]) -
     assert "cuMemcpy\ndefault: found, no error\nnext: found, no error\n" in plain[1]
     assert outcome(program, f"{TOOL}:{driver}", environment) == plain
     assert outcome(program, f"{driver}:{TOOL}", environment) == plain
+
+
+@pytest.mark.parametrize("way", ["dlsym", "proc"])
+def test_a_program_that_closes_the_driver_and_opens_it_again(
+    tmp_path: Path, build: Callable[[Driver], Path], way: str
+) -> None:
+    """The addresses that are known here stay valid."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    try:
+        environment = DRIVER.environment(build(DRIVER))
+    except MissingError as error:
+        pytest.skip(str(error))
+    program = tmp_path / "closed"
+    subprocess.run(
+        [compiler, "-O1", "-Wall", "-Werror", SOURCE.with_name("closed.c"), "-o", program, "-ldl"], check=True
+    )
+    done = subprocess.run(
+        [program, way], env={**environment, "LD_PRELOAD": str(TOOL)}, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "copied\n", "")
