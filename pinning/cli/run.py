@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pinning
+from pinning.cli import elf
 
-PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
 LIBSTDCXX = "libstdc++.so.6"
 
 
@@ -85,9 +85,12 @@ def environment(
     copies: Copies | None = None,
     program: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of a program that runs with the tool: `base`, and the arguments that are not None."""
-    preload = [str(library())]
-    if program and (brought := newer_libstdcxx(program, base)):
+    """The environment of a program that runs with the tool: `base`, and the arguments that are not None.
+
+    Without the tool if the program's loader would end the program for it.
+    """
+    preload = [] if program and other_loader(program) else [str(library())]
+    if preload and program and (brought := newer_libstdcxx(program, base)):
         preload.append(str(brought))
     preload += filter(None, [base.get("LD_PRELOAD")])
     more = {
@@ -97,7 +100,23 @@ def environment(
         "PINNING_TRACE": trace and str(trace),
         "PINNING_RUN": str(os.getpid()),  # kept by exec: distinguishes the program from its children
     }
-    return {**base, "LD_PRELOAD": ":".join(preload), **{name: value for name, value in more.items() if value}}
+    more["LD_PRELOAD"] = ":".join(preload)
+    return {**base, **{name: value for name, value in more.items() if value}}
+
+
+def other_loader(program: Path) -> Path | None:
+    """The loader of the program, or of a script's interpreter, if it is not glibc's, such as musl's.
+
+    The tool needs glibc: such a loader would not find its functions, and end the program with an error for each.
+    """
+    file = executed(program)
+    with suppress(OSError, struct.error):  # exec reports it
+        head = elf.read(file)
+        if head is None:
+            return None
+        loader = head.loader or (file if ".so" in file.name else None)
+        return None if loader is None or elf.is_glibcs(loader) else loader
+    return None
 
 
 def newer_libstdcxx(program: Path, variables: Mapping[str, str]) -> Path | None:
@@ -142,7 +161,8 @@ def libstdcxx_of_loader(variables: Mapping[str, str]) -> Iterator[Path]:
 def release(libstdcxx: Path) -> int:
     """N of its newest symbols' version, GLIBCXX_3.4.N; -1 if there is none, or none for this processor."""
     try:
-        if not segments(libstdcxx):
+        head = elf.read(libstdcxx)
+        if head is None or not head.native:
             return -1
         return max(map(int, re.findall(rb"GLIBCXX_3\.4\.(\d+)\0", libstdcxx.read_bytes())), default=-1)
     except (OSError, struct.error):
@@ -172,13 +192,15 @@ class CannotRunError(Exception):
 
 
 def cannot_load(program: Path) -> str | None:
-    """Why the loader would silently ignore the tool in a program; None if it would not, and for scripts."""
+    """Why a program runs without the tool; None if the loader loads it. Of a script, only its loader is looked at."""
     try:
-        kinds = segments(program)
+        head = elf.read(program)
         facts, capable = program.stat(), "security.capability" in os.listxattr(program)
     except (OSError, struct.error):  # exec reports it
         return None
-    if kinds is None:
+    if loader := other_loader(program):
+        return f"its loader {loader} is not that of glibc"
+    if head is None:
         return None
     if facts.st_mode & stat.S_ISUID and facts.st_uid != os.getuid():
         return "it runs as another user"
@@ -186,24 +208,11 @@ def cannot_load(program: Path) -> str | None:
         return "it runs as another group"
     if capable and os.getuid() != 0:
         return "it has capabilities of its own"
-    if not kinds:
+    if not head.native:
         return "it is built for another processor architecture"
-    if PT_INTERP not in kinds and ".so" not in program.name:  # the program may be the loader itself
+    if head.loader is None and ".so" not in program.name:  # the program may be the loader itself
         return "it is statically linked"
     return None
-
-
-def segments(program: Path) -> set[int] | None:
-    """The types of the segments of an ELF file, empty if it is for another processor; None for other files."""
-    with program.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
-        head, ours = file.read(64), own.read(64)
-        if len(head) < 64 or head[:4] != b"\x7fELF":
-            return None
-        if (head[4:6], head[18:20]) != (ours[4:6], ours[18:20]):  # class, byte order, machine
-            return set()
-        (table,), (size, count) = struct.unpack_from("=Q", head, 32), struct.unpack_from("=HH", head, 54)
-        file.seek(table)
-        return {kind for (kind,) in struct.iter_unpack(f"=I{size - 4}x", file.read(size * count))}
 
 
 def find(name: str) -> str:

@@ -118,3 +118,26 @@ def test_a_still_newer_libstdcxx_of_the_caller_counts(tmp_path: Path) -> None:
     assert mapped(output([prefix.program, "/proc/self/maps"], variables)) == {caller.library}
     variables = {**os.environb, b"LD_PRELOAD": os.fsencode(caller.library)}
     assert mapped(output([prefix.program, "/proc/self/maps"], variables)) == {caller.library}
+
+
+@pytest.mark.parametrize("way", ["program", "script", "loader"])
+def test_a_program_of_another_libc_runs_without_the_tool(tmp_path: Path, way: str) -> None:
+    compiler = shutil.which("musl-gcc") or pytest.skip("needs musl-gcc: apt-get install musl-tools")
+    source, built, script = tmp_path / "program.c", tmp_path / "program", tmp_path / "script"
+    source.write_text("""#include <stdio.h>
+#include <stdlib.h>
+int main(void) { char *preload = getenv("LD_PRELOAD"); puts(preload ? preload : "none"); return 3; }""")
+    subprocess.run([compiler, source, "-o", built], check=True)
+    loader = next((name for name in Path("/lib").glob("ld-musl-*.so.1")), None)
+    if loader is None:
+        pytest.skip("needs musl: apt-get install musl")
+    script.write_text(f"#!{built}\n")
+    script.chmod(0o755)
+    command = {"program": [built], "script": [script], "loader": [loader, built]}[way]
+    done = subprocess.run([*PINNING_RUN, "--", *command], capture_output=True, text=True, timeout=60)
+    named = loader.resolve() if way == "loader" else loader
+    why = f"the tool cannot be loaded into {command[0]}, so nothing is locked: its loader {named} is not that of glibc"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "none\n", f"pinning: {why}\n")
+    variables = {**os.environ, "LD_PRELOAD": "/no/such"}  # which that loader ignores
+    done = subprocess.run([*PINNING_RUN, "--", *command], env=variables, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "/no/such\n")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program's file says of its processor and its loader."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
+
+
+@dataclass(frozen=True)
+class Elf:
+    """The header of an ELF file.
+
+    Attributes
+    ----------
+    native : bool
+        It is for this processor and of this process's word size.
+    loader : Path or None
+        The program that loads it; None if it is a library, the loader itself, or statically linked.
+    """
+
+    native: bool
+    loader: Path | None
+
+
+def read(path: Path) -> Elf | None:
+    """The header of an ELF file; None for other files.
+
+    Raises
+    ------
+    OSError, struct.error
+        It cannot be read, or ends early.
+    """
+    with path.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
+        head, ours = file.read(64), own.read(64)
+        if len(head) < 52 or head[:4] != b"\x7fELF":
+            return None
+        wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
+        table, size, count = struct.unpack_from(order + ("32xQ14xHH" if wide else "28xI10xHH"), head)
+        file.seek(table)
+        headers = file.read(size * count)
+        loader = None
+        for i in range(count):
+            kind, start, length = struct.unpack_from(order + ("I4xQ16xQ" if wide else "II8xI"), headers, i * size)
+            if kind == PT_INTERP:
+                file.seek(start)
+                loader = Path(os.fsdecode(file.read(length).rstrip(b"\0")))
+        native = (head[4:6], head[18:20]) == (ours[4:6], ours[18:20])  # class, byte order, machine
+        return Elf(native, loader)
+
+
+def is_glibcs(loader: Path) -> bool:
+    """Whether a loader is that of glibc, for any processor: it then has a version of symbols for glibc's own use."""
+    return b"GLIBC_PRIVATE\0" in loader.read_bytes()
