@@ -185,9 +185,11 @@ cdef class Event:
         vendor_event = self.place.vendor_event
         if vendor_event is not None:
             try:
-                if block:
+                # If the operation is known to be over, the vendor's event may have been recorded after that: it only has
+                # the error then, and may be reached much later.
+                if block and not self.known_over():
                     vendor_event.wait()
-                elif not vendor_event.done():
+                elif not vendor_event.done() and not self.known_over():
                     return False
                 self.place.lane.arrive(self.position)
             except Exception as error:

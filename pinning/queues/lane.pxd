@@ -68,6 +68,7 @@ cdef extern from * nogil:
         Reference& at "operator[]"(size_t i) noexcept
         size_t size() noexcept
         cbool empty() noexcept
+        void clear() noexcept
 
 cdef list NONE  # an empty wait list
 cdef str ONCE  # why work in general is not recorded into a graph
@@ -125,9 +126,11 @@ cdef class Lane:
     cdef give(self, object work, list vendor_waits, list foreign_waits, tuple keep)
     cdef flush(self)
     cdef bint ask(self, bint block) except *
+    cdef bint is_over(self) except *
     cdef give_signals(self)
     cdef read_markers(self)
     cdef drain(self)
+    cdef show_end(self)
     cdef raise_error(self)
     cdef hold(self, object thing)
     cdef Place last_place(self)

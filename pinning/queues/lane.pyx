@@ -335,6 +335,19 @@ cdef class Lane:
                 return False
         return self.timeline.reached >= self.submitted and self.kept.empty()
 
+    cdef bint is_over(self) except *:
+        """`poll`, and whether what others have submitted is over."""
+        cdef bint over = self.poll()
+        cdef uint64_t submitted = self.complete
+        if self.shared and not self.closed:
+            try:
+                over = self.ask(False)
+                if over:
+                    self.reach(submitted)
+            except Exception:  # the error is kept until it is raised
+                pass
+        return over
+
     def ask_for_all(self, Place place not None, bint block):
         """Poll whether all is over, as long as nothing is submitted after this place; for up to `SPIN` if `block`.
 
@@ -354,6 +367,16 @@ cdef class Lane:
                     sched_yield()
         except Exception:  # the place has the error
             pass
+
+    @property
+    def silent(self):
+        """Whether polling shows no progress, because others submit here too and the vendor has refused the last event."""
+        return self.shared and not self.markers
+
+    @property
+    def reached(self):
+        """The last operation that is known to be over, as counted by `count`."""
+        return self.timeline.reached
 
     @property
     def owner_device(self):
@@ -459,6 +482,8 @@ cdef class Lane:
         self.closing = True
         self.leave(outermost)
         try:
+            if self.silent and self.timeline.reached < self.submitted:
+                self.show_end()
             try:
                 self.drain()
             except Exception as error:
@@ -476,8 +501,19 @@ cdef class Lane:
         if first is not None:
             raise first
 
+    cdef show_end(self):
+        """Try once more to record the event that the vendor has refused, after all work."""
+        cdef bint outermost = self.enter()
+        try:
+            marker = self.vendor.record()
+            self.markers.append((self.submitted, marker))
+        except Exception:  # the end of the work is not seen
+            pass
+        finally:
+            self.leave(outermost)
+
     def close(self):
-        """Give the vendor's queue back; its work is over. If the device is lost, so is the queue."""
+        """Give the vendor's queue back; its work is over, as far as it is seen. If the device is lost, so is the queue."""
         cdef bint outermost = self.enter()
         try:
             if self.closed:
@@ -501,4 +537,6 @@ cdef class Lane:
         finally:
             self.leave(outermost)
             if self.closed:
+                if self.adopted and not self.lost and self.timeline.reached < self.submitted:
+                    self.kept.clear()  # without releasing it: its owner's stream may still use it
                 self.reach(self.submitted)

@@ -32,11 +32,15 @@ class Lane(Protocol):
     @property
     def lost(self) -> bool: ...
     @property
+    def silent(self) -> bool: ...
+    @property
     def retired(self) -> bool: ...
     @property
     def owner_device(self) -> MemoryDevice: ...
     @property
     def count(self) -> int: ...
+    @property
+    def reached(self) -> int: ...
     def poll(self) -> bool: ...
     def unwatch(self) -> bool: ...
     def retire(self) -> None: ...
@@ -52,7 +56,7 @@ _seen: dict[str, tuple[int, float]] = {}  # by device name: operations submitted
 
 def _is_busy(lane: Lane) -> bool:
     """Poll a lane that keeps something, or is retired; close it if it can be. Returns whether to look again."""
-    over = lane.closed or lane.poll() or (lane.lost and lane.retired)
+    over = lane.closed or lane.poll() or (lane.retired and (lane.lost or lane.silent))
     if over and lane.retired and not lane.closed:
         with suppress(Exception):  # the lane has no user left
             lane.close()
@@ -102,8 +106,8 @@ def is_idle(device: MemoryDevice) -> bool:
 
 def _wait_for_all() -> None:
     end = time.monotonic() + EXIT_SECONDS
-    for lane in _lanes:
-        while not (lane.closed or lane.poll() or lane.lost):
+    for lane, count in [(lane, lane.count) for lane in _lanes]:  # not for what daemon threads submit meanwhile
+        while not (lane.closed or lane.poll() or lane.lost or lane.silent or lane.reached >= count):
             if time.monotonic() > end:
                 late = f"work is still in a queue {EXIT_SECONDS:g} s after the program's end"
                 warnings.warn(late, ResourceWarning, stacklevel=1)

@@ -433,13 +433,13 @@ cdef class Submitter:
         VendorError
             Work failed, and no event reports it.
         """
+        check_process(self.generation)
         cdef Lane lane
-        cdef bint over = self.poll()
+        cdef bint over = True
         for lane in self.lanes:
             if lane.shared and not lane.closed:  # what others have submitted counts as well
                 lane.check_uncaptured("cannot be asked or waited for")
-                with suppress(Exception):  # the lane has the error
-                    over = lane.ask(False) and over
+            over = lane.is_over() and over
             lane.raise_error()
         return over
 

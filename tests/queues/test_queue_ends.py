@@ -8,13 +8,14 @@ import os
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 
 import pinning
 from child_process import run_in_child
 from fake_device import WAIT, Background
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeEvent, FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.conformance.faults import eventually
 from pinning.queues import Event, Queue
@@ -105,6 +106,33 @@ def test_a_closed_queue_has_nothing_to_wait_for() -> None:
     for wait in (queue.synchronize, event.wait, HOST.synchronize):  # type: ignore[attr-defined]
         Background(wait).result()
     assert (queue.done(), event.done(), ran) == (True, True, [1])
+
+
+@pytest.mark.parametrize("ends", [Queue.close, lambda queue: (queue.synchronize(), queue.submit(work))])
+def test_what_is_over_stays_so_though_the_vendors_event_is_recorded_later(
+    device: FakeMemoryDevice, ends: Callable[[Queue], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(device)
+    event = queue.submit(work)
+    assert event.vendor_event is None
+    device.release()
+    ends(queue)
+    assert event.vendor_event is not None
+    with monkeypatch.context() as late:
+        late.setattr(FakeEvent, "done", lambda _: False)
+        late.setattr(FakeEvent, "wait", lambda _: pytest.fail("it would wait for later work"))
+        assert event.done()
+        event.wait()
+    device.let_go()
+    queue.close()
+
+
+def test_events_are_over_once_a_queue_of_the_host_is_closed() -> None:
+    for _ in range(200):
+        queue = Queue(HOST)
+        event = queue.call(lambda: None)
+        queue.close()
+        assert event.done()
 
 
 def test_close_waits_for_a_submission_in_progress(device: FakeMemoryDevice) -> None:
@@ -242,6 +270,53 @@ def test_a_queue_that_the_vendor_does_not_take_back_is_still_open(device: FakeMe
     assert not queue.closed
     queue.submit(work).wait()
     queue.close()
+
+
+# ---- an adopted queue, whose progress only events show ----
+
+
+def test_an_event_that_the_vendor_refuses_in_an_adopted_queue(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+    queue, thing = Queue.adopt(theirs.handle, device), Thing()
+    gone = weakref.ref(thing)
+    device.fail_call(calls_before=1)  # after the work itself
+    event = queue.submit(work, (), (thing,))
+    del thing
+    assert event.vendor_event is None
+    assert not event.done()
+    assert not queue.done()
+    device.release()
+    assert not queue.poll(), "not asked: others may submit there too"
+    assert event.done()
+    assert queue.done()
+    assert gone() is None
+    device.let_go()
+    queue.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_close_of_an_adopted_queue_after_a_refused_event(device: FakeMemoryDevice, recovers: bool) -> None:
+    """Either the event is recorded after all, and waited for; or what the work uses is kept for ever."""
+    theirs = device.make_queue()
+    queue, thing = Queue.adopt(theirs.handle, device), Thing()
+    gone = weakref.ref(thing)
+    device.fail_call(calls_before=1)
+    queue.submit(work, (), (thing,))
+    del thing
+    if recovers:
+        closing = Background(queue.close)
+        assert eventually(lambda: queue.closed)
+        assert gone() is not None
+        device.let_go()
+        closing.result()
+        assert gone() is None
+    else:
+        device.fail_call()
+        queue.close()
+        assert gone() is not None
+        device.let_go()
+    theirs.close()
 
 
 # ---- fork ----
@@ -383,5 +458,56 @@ def test_exit_does_not_wait_for_a_lost_device() -> None:
         queue = Queue(device)
         event = queue.submit(lambda vendor: vendor.mark(print), (), (device,))
         device.lose()
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("what", ["a call that is refused", "an event that is refused"])
+def test_exit_does_not_wait_for_what_an_adopted_queue_cannot_show(what: str) -> None:
+    refused = {
+        "a call that is refused": """
+            owner = Queue("host")
+            adopted = Queue.adopt(owner.handle, "host")
+            adopted.call(lambda: None).wait()
+            owner.close()
+            try:
+                adopted.call(lambda: None)
+            except pinning.PinningError:
+                pass
+        """,
+        "an event that is refused": """
+            from fake_memory import FakeMemoryDevice
+            device = FakeMemoryDevice()
+            theirs = device.make_queue()
+            adopted = Queue.adopt(theirs.handle, device)
+            device.fail_call(calls_before=1)
+            adopted.submit(lambda vendor: vendor.mark(print), (), (device,))
+        """,
+    }
+    done = program(
+        f"""
+        from pinning.queues import pending
+        pending.EXIT_SECONDS = 0.1  # it warns after that
+        {refused[what].strip()}
+    """.replace("\n            ", "\n        ")
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_exit_does_not_wait_for_what_daemon_threads_submit_meanwhile() -> None:
+    done = program("""
+        from pinning.queues import pending
+        pending.EXIT_SECONDS = 5  # it warns after that
+        def always_busy():
+            queue = Queue("host")
+            before = queue.call(lambda: time.sleep(0.01))
+            while True:
+                event = queue.call(lambda: time.sleep(0.01))
+                before.wait()
+                before = event
+                begun.set()
+        begun = threading.Event()
+        threading.Thread(target=always_busy, daemon=True).start()
+        assert begun.wait(100)
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
