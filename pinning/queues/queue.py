@@ -216,6 +216,7 @@ class Queue(Submitter):
 
         If it raises, the event fails, and the queue goes on. It must not wait for work of the device. It is called even
         if an event in `wait_for` has failed. If the event was dropped, an error goes to `sys.unraisablehook`.
+        If it forks and returns in the child too, its thread ends there, and with it a child that has no other.
 
         Parameters
         ----------

@@ -135,7 +135,8 @@ cdef class Service:
 
     def _run(self):
         pthread_setname_np(pthread_self(), self.name)
-        while not self.ended:
+        cdef dict due = self.due
+        while not self.ended and self.due is due:  # or else a function has forked, and this is the child's thread
             with suppress(BaseException):  # such as SystemExit in a user's destructor
                 self.gather()
                 self.make_calls()
@@ -151,7 +152,7 @@ cdef class Service:
         cdef dict due = self.due
         now = monotonic()
         for call, (at, pause) in list(due.items()):
-            if self.ended or at > now + pause / 8:  # one that is due very soon is made with the others
+            if self.ended or self.due is not due or at > now + pause / 8:  # one that is due soon is made with the others
                 continue
             del due[call]
             function, arguments = call

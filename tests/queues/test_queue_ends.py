@@ -400,6 +400,57 @@ def test_a_child_adopts_for_itself(device: FakeMemoryDevice) -> None:
     theirs.close()
 
 
+def test_a_function_that_a_queue_calls_forks_and_returns_in_the_child() -> None:
+    """The child's only thread is that of the parent's queue, which must not go on with the queue's other work."""
+    done = program("""
+        read, write = os.pipe()
+        children = []
+        def fork():
+            children.append(os.fork())
+            if not children[-1]:
+                os.write(write, b"child ")
+        queue = Queue("host")
+        queue.call(fork)
+        queue.call(lambda: os.write(write, b"parent ")).wait()
+        print(os.waitpid(children[0], 0)[1])
+        os.close(write)
+        print(sorted(os.read(read, 100).split()))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n[b'child', b'parent']\n", "")
+
+
+def test_a_child_that_a_queues_function_forks_goes_on_in_its_other_threads() -> None:
+    done = program("""
+        def fork():
+            global child
+            child = os.fork()
+            if not child:
+                def late():
+                    time.sleep(0.2)
+                    os._exit(3)
+                threading.Thread(target=late).start()
+        Queue("host").call(fork).wait()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_a_destructor_on_the_service_thread_forks_and_returns_in_the_child() -> None:
+    done = program("""
+        forked = threading.Event()
+        class Forks:
+            def __del__(self):
+                global child
+                child = os.fork()
+                forked.set()
+        queue = Queue("host")
+        queue.submit(lambda vendor: None, (), (Forks(),))
+        assert forked.wait(100)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 # ---- exit ----
 
 
