@@ -545,20 +545,27 @@ def test_exit_does_not_wait_for_what_an_adopted_queue_cannot_show(what: str) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_exit_does_not_wait_for_what_daemon_threads_submit_meanwhile() -> None:
+def test_exit_does_not_wait_for_what_is_submitted_meanwhile() -> None:
+    """As by a daemon thread that always has something pending."""
     done = program("""
+        import itertools
+        from fake_memory import FakeEvent, FakeMemoryDevice
         from pinning.queues import pending
-        pending.EXIT_SECONDS = 5  # it warns after that
-        def always_busy():
-            queue = Queue("host")
-            before = queue.call(lambda: time.sleep(0.01))
-            while True:
-                event = queue.call(lambda: time.sleep(0.01))
-                before.wait()
-                before = event
-                begun.set()
-        begun = threading.Event()
-        threading.Thread(target=always_busy, daemon=True).start()
-        assert begun.wait(100)
+
+        def submit():
+            queue.submit(lambda vendor: vendor.mark(lambda: None), (), (device,))
+
+        def submit_and_look(event, look=FakeEvent.done, turns=itertools.count()):
+            submit()
+            device.release(steps=2)
+            return next(turns) % 2 == 1 and look(event)  # one at a time
+
+        pending.EXIT_SECONDS = 2  # it warns after that
+        device = FakeMemoryDevice()
+        theirs = device.make_queue()
+        queue = Queue.adopt(theirs.handle, device)  # whose progress is read from events
+        for _ in range(3):
+            submit()
+        FakeEvent.done = submit_and_look
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
