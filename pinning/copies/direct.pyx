@@ -95,7 +95,7 @@ def copy_async(
     Raises
     ------
     TypeError
-        An end is not a buffer.
+        An end is not a buffer, or its bytes are references to Python objects, even if it is a `Lock`.
     InvalidRangeError
         The sizes differ, or an end is too small, read-only or not contiguous.
     VendorError

@@ -11,12 +11,14 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.interop.memory_of cimport Bytes, Kind, kind_of, memory_of
+from pinning.interop.memory_of cimport Bytes, Export, Kind, kind_of, may_refer, memory_of
 from pinning.locking.lock cimport Lock, map_with
 from pinning.map.adapters cimport vendor_of
 from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, VendorDevice
 
+import ctypes
+import re
 from typing import TYPE_CHECKING
 
 from pinning.errors import InvalidRangeError
@@ -39,6 +41,8 @@ cdef dict VENDORS = VENDORS_OF_DLPACK
 cdef int ONE_API = DEVICE_TYPES["ur"][MemoryKind.DEVICE]
 cdef object TOP = 1 << 64
 cdef object FIRST = 4096  # nothing is mapped below
+cdef object CTYPES = ctypes.Structure.__base__  # of all its types
+cdef object FIELD_NAME = re.compile(":[^:]*:")  # in the format of a structure
 
 
 @cython.final
@@ -90,7 +94,7 @@ def end_of(buffer: object, preferred: Device | None = None) -> End:
     InvalidRangeError
         It is freed, unlocked, empty or null; of a device that no plugin supports; or not contiguous.
     TypeError
-        It is not a buffer.
+        It is not a buffer, or its elements are references to Python objects.
     """
     return resolve_end(buffer, preferred)
 
@@ -123,20 +127,42 @@ cdef End resolve_end(object buffer, object preferred):
     if not memory.contiguous:
         raise scattered(buffer)
     if memory.may_refer:
-        refuse_references(buffer)
+        refuse_references(<object>(<Export>owner).view.obj)
     device = None if memory.device_type == 1 else device_of(buffer, &memory, preferred)
     return new_end(memory.ptr, memory.size, device, memory.read_only == 1, owner)
 
 
-cdef int refuse_references(object buffer) except -1:
-    if isinstance(buffer, memoryview):
-        refers = "O" in (<object>buffer).format
-    else:
-        refers = getattr(getattr(buffer, "dtype", None), "hasobject", False)
-    if refers:
-        raise TypeError(f"this {type(buffer).__name__} holds Python objects, and its bytes are references, which are "
-                        "not to be copied; convert it first, as by astype")
+cdef int refuse_references(object exporter) except -1:
+    """Raise TypeError if elements of a buffer are or contain references to Python objects, as its exporter says."""
+    if holds_references(exporter):
+        raise references(exporter)
     return 0
+
+
+cdef object references(object buffer):
+    return TypeError(f"this {type(buffer).__name__} holds Python objects, and its bytes are references, which are not to be "
+                     "copied; convert it first, as by astype")
+
+
+cdef bint holds_references(object exporter) except *:
+    refers = getattr(getattr(exporter, "dtype", None), "hasobject", None)
+    if refers is not None:
+        return refers
+    if isinstance(exporter, CTYPES):
+        return type_holds_references(type(exporter))
+    try:
+        return "O" in FIELD_NAME.sub("", memoryview(exporter).format)
+    except (BufferError, ValueError):  # it exports bytes alone
+        return False
+
+
+cdef bint type_holds_references(object cls) except *:
+    # The formats of unions and of packed structures do not tell.
+    if issubclass(cls, ctypes.Array):
+        return type_holds_references(cls._type_)
+    if issubclass(cls, (ctypes.Structure, ctypes.Union)):
+        return any([type_holds_references(field[1]) for base in cls.__mro__ for field in vars(base).get("_fields_", ())])
+    return issubclass(cls, ctypes.py_object)
 
 
 cdef object scattered(object buffer):
@@ -157,6 +183,8 @@ cdef End of_lock(Lock lock):
     # The lock drops its owner when it is unlocked, and so the copy keeps the owner itself.
     if not lock.counted:
         raise InvalidRangeError(f"{lock!r} no longer keeps its memory alive: copy the buffer itself")
+    if isinstance(lock.owner, Export) and may_refer(lock.owner):
+        refuse_references(<object>(<Export>lock.owner).view.obj)
     return new_end(lock.ptr, lock.size, None, lock.read_only == 1, lock.owner)
 
 

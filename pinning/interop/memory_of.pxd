@@ -32,6 +32,7 @@ cdef class Export:
 
 
 cdef Kind kind_of(object buffer)
+cdef bint may_refer(Export export) noexcept
 cdef Export export(object buffer, Bytes* memory)
 cdef object memory_of(object buffer, Kind kind, object size, bint any_device, Bytes* memory)
 cdef object host_memory_of(object buffer, object size, Bytes* memory)

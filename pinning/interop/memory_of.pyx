@@ -198,6 +198,11 @@ cdef class Export:
             PyBuffer_Release(&self.view)
 
 
+cdef bint may_refer(Export export) noexcept:
+    """Whether elements are large enough to be, or to contain, a reference to a Python object."""
+    return export.view.itemsize >= <Py_ssize_t>sizeof(void*)
+
+
 cdef Export export(object buffer, Bytes* memory):
     """Use the buffer protocol; the size may be 0. TypeError: unsupported. ValueError, BufferError: no access."""
     cdef Export export = Export.__new__(Export)
@@ -209,7 +214,7 @@ cdef Export export(object buffer, Bytes* memory):
     memory.size = view.len
     memory.read_only = view.readonly != 0
     memory.contiguous = True
-    memory.may_refer = view.itemsize >= <Py_ssize_t>sizeof(void*)
+    memory.may_refer = may_refer(export)
     memory.device_type, memory.device_id = CPU, 0
     if view.len and view.strides is not NULL and view.ndim > 0:
         if view.ndim > 1 or view.strides[0] != view.itemsize:
@@ -264,9 +269,12 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
     typestr = interface["typestr"]
     itemsize = itemsizes.get(typestr)
     if itemsize is None:
+        dtype = numpy.dtype(typestr)
+        if dtype.hasobject:
+            raise InvalidRangeError(f"this {type(array).__name__} says that its elements, {typestr}, are Python objects")
         if len(itemsizes) >= MOST_KINDS:
             itemsizes.clear()
-        itemsizes[typestr] = itemsize = numpy.dtype(typestr).itemsize
+        itemsizes[typestr] = itemsize = dtype.itemsize
     ptr, read_only = interface["data"]
     set_array(memory, ptr, interface["shape"], interface.get("strides"), itemsize, read_only)
     memory.device_type = 0

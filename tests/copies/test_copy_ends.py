@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -639,3 +639,78 @@ def test_owners_that_can_free_early_are_not_locked_permanently(
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, memory, queue=queue).path == "plain"
         assert device.locked == {}
+
+
+# ---- references to Python objects ----
+
+
+class Packed(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = [("tag", ctypes.c_char), ("thing", ctypes.py_object)]
+
+
+class Either(ctypes.Union):
+    _fields_ = [("number", ctypes.c_double), ("thing", ctypes.py_object)]
+
+
+class Numbers(ctypes.Structure):
+    _fields_ = [("One", ctypes.c_double), ("Other", ctypes.c_double)]
+
+
+class Interface:
+    def __init__(self, array: numpy.ndarray[Any, Any]) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+RECORDS = [("One", "f8"), ("thing", "O")]
+REFERENCES: dict[str, Callable[[], Any]] = {
+    "an array": lambda: numpy.array([None, None]),
+    "an array of records": lambda: numpy.zeros(2, RECORDS),
+    "a memoryview": lambda: memoryview(numpy.array([None, None])),
+    "ctypes": lambda: (ctypes.py_object * 2)(None, None),
+    "ctypes, nested": lambda: (ctypes.py_object * 2 * 2)(),
+    "a packed structure": lambda: (Packed * 2)(),
+    "a union": lambda: (Either * 2)(),
+    "an array interface": lambda: Interface(numpy.array([None, None])),
+    "an array interface of records": lambda: Interface(numpy.zeros(2, RECORDS)),
+}
+
+
+@pytest.mark.parametrize("lock", [False, True], ids=["itself", "its lock"])
+@pytest.mark.parametrize("make", REFERENCES.values(), ids=REFERENCES)
+def test_references_to_python_objects_are_not_copied(make: Callable[[], Any], lock: bool, tmp_path: Path) -> None:
+    buffer, file = make(), tmp_path / "file"
+    file.write_bytes(b"A" * 64)
+    with ExitStack() as stack:
+        end = stack.enter_context(pinning.lock(buffer, device="host")) if lock else buffer
+        size = pinning.lock(buffer, device="host")
+        size.unlock()
+        junk = numpy.full(size.size, 0x41, "u1")
+        before = ctypes.string_at(size.ptr, size.size)
+        for attempt in (
+            lambda: pinning.copy(end, junk),
+            lambda: pinning.copy(junk, end),
+            lambda: pinning.copy_async(end, junk, 8),
+            lambda: pinning.fill(end, 0x41),
+            lambda: pinning.copy_batch([junk, end], [junk, junk]),
+            lambda: pinning.copy_blocks(end, [0], junk, [0], 8),
+            lambda: pinning.copy_2d_async(end, 8, junk, 8, 8, 1),
+            lambda: pinning.copy_file(end, file, 0, 8),
+            lambda: pinning.explain(end, junk),
+        ):
+            with pytest.raises(TypeError, match="holds Python objects"):
+                attempt()
+        assert ctypes.string_at(size.ptr, size.size) == before
+
+
+@pytest.mark.parametrize(
+    "records", [numpy.zeros(2, [("One", "f8"), ("Other", "f8")]), (Numbers * 2)()], ids=["numpy", "ctypes"]
+)
+def test_a_field_whose_name_has_an_o_is_no_reference(records: Any) -> None:
+    for end in (records, memoryview(records)):
+        pinning.copy(end, numpy.full(32, 0x41, "u1"))
+    with pinning.lock(records, device="host") as lock:
+        pinning.copy(lock, numpy.full(32, 0x42, "u1"))
+    assert bytes(records) == b"B" * 32
