@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ from pinning.locking.devices import pinned_map
 from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count, describe
+from pinning.runtime.handles import refuse_copy
 
 __all__ = ["AgentMemory", "Locked"]
 
@@ -52,6 +53,9 @@ class Locked:
     def unlock(self) -> None:
         """Release the locks. A second call does nothing."""
         self._locks.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "it stands for its locks; lock the buffers once more")
 
     def __repr__(self) -> str:
         return f"<Locked {len(self.rows)} buffers by {self.allocations} locks, of {self.memory!r}>"
@@ -227,6 +231,9 @@ class AgentMemory:
         """Deregister everything; locked memory stays locked. A second call does nothing."""
         self._closed = True
         self._registrar.remove()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "make one where it is needed")
 
     def __repr__(self) -> str:
         return f"<AgentMemory of {self._registrar.name}, {self.map!r}{', closed' if self._closed else ''}>"

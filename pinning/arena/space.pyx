@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 from pinning.runtime.arguments import alignment as alignment_of
 from pinning.runtime.arguments import integer
+from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +210,7 @@ cdef class Space:
         return array_of(self, shape, dtype, offset)
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: other processes attach to its name")
+        refuse_copy(self, "its memory has one owner; make another, or attach to its name in another process")
 
 
 @cython.no_gc_clear

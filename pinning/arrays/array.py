@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from contextlib import suppress
 from types import EllipsisType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 from numpy.typing import ArrayLike, DTypeLike
@@ -19,6 +19,7 @@ from pinning.arrays.transfer import check_alike, copied, fetch, put, take
 from pinning.arrays.view import View
 from pinning.errors import LayoutError
 from pinning.runtime.arguments import describe
+from pinning.runtime.handles import refuse_copy
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
 
@@ -34,6 +35,9 @@ class DeviceArray(View):
     """
 
     __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "use copy_to_host(), and to_device() for another array on the device")
 
     def __len__(self) -> int:
         return len(self._layout)

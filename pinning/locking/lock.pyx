@@ -28,6 +28,7 @@ from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, describe, integer
+from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,7 +214,7 @@ cdef class Lock(Hold):
         raise TypeError("a Lock comes from pinning.lock")
 
     def __reduce__(self):
-        raise TypeError("a Lock cannot be copied: it stands for one lock; lock the buffer once more")
+        refuse_copy(self, "it stands for one lock; lock the buffer once more")
 
     @property
     def device(self) -> Device:

@@ -28,6 +28,7 @@ from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import Subsystem, at_exit, at_fork, start_thread
 
 if TYPE_CHECKING:
@@ -315,6 +316,9 @@ cdef class PendingLock:
 
     def __await__(self) -> Generator[Any, None, Lock]:
         return _wait_for(self).__await__()
+
+    def __reduce__(self):
+        refuse_copy(self, "it stands for one lock; lock the buffer once more")
 
     cdef bint listen(self, function) except -1:
         """Have `function` called once it is over; False if it is over already."""

@@ -19,6 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import numpy
 
@@ -30,6 +31,7 @@ from pinning.locking.lock import Lock, lock, range_of, unlock_cached
 from pinning.machine.mappings import mappings
 from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import Inbox
 
 
@@ -76,6 +78,9 @@ class ObjectLocks:
         except Exception as error:  # of any kind: the object can be used without a lock
             self._say(error)
             return parts
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "make one where it is needed")
 
     def close(self) -> None:
         """Lock nothing more, and undo each lock as soon as its object is no longer used."""

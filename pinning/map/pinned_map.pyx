@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
 if TYPE_CHECKING:
@@ -773,7 +774,7 @@ cdef class PinnedMap:
         self.close()
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: use pinning.pinned_map(device) where it is needed")
+        refuse_copy(self, "use pinning.pinned_map(device) where it is needed")
 
     def __repr__(self):
         name = getattr(self.device, "name", self.device)
@@ -830,6 +831,9 @@ cdef class Registrar:
     def __dealloc__(self):
         if self.native is not NULL:
             self.native.let_go()
+
+    def __reduce__(self):
+        refuse_copy(self, "add another, with PinnedMap.add_registrar")
 
     def __repr__(self):
         removed = self.native is NULL or self.generation != generation()

@@ -34,6 +34,7 @@ from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 from pinning.runtime.arguments import MOST_BYTES, byte_count, describe
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import Subsystem, at_exit, at_fork, defer
 
 if TYPE_CHECKING:
@@ -366,7 +367,7 @@ cdef class Allocation:
         raise TypeError(f"{self!r} is not memory that NumPy can read: copy it into an array with pinning.copy(array, memory)")
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: it would have two owners")
+        refuse_copy(self, "its memory has one owner; allocate more, and copy the bytes with pinning.copy")
 
     def __repr__(self):
         if self.error is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from typing import NoReturn, Self
 
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking.devices import default_device
@@ -13,6 +13,7 @@ from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind, MemoryKindLike
 from pinning.runtime.arguments import integer
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.per_device import PerDevice
 
 
@@ -102,6 +103,9 @@ class Context(Backing):
             if each is device or (isinstance(device, str) and each.name == full_name):
                 return each
         raise PinningError(f"{name} is not in {self!r}")
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "make another, with pinning.Context")
 
     def __enter__(self) -> Self:
         return self

@@ -35,6 +35,7 @@ from pinning.errors import (
 )
 from pinning.plugin import MemoryKind, MemoryKindLike
 from pinning.queues.pending import uses
+from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -528,7 +529,7 @@ cdef class Store:
             raise
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: its memory would have two owners")
+        refuse_copy(self, "its memory has one owner; make another, with pinning.Pool")
 
 
 cdef object bytes_of(nbytes, str name):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pinning.errors import PinningError
 from pinning.runtime.arguments import describe
+from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -239,7 +240,7 @@ cdef class Event:
         return _wait_for(self).__await__()
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: it belongs to this process; wait for it first")
+        refuse_copy(self, "it belongs to this process; wait for it first")
 
     def __repr__(self):
         if self.capture:

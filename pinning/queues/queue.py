@@ -18,6 +18,7 @@ from pinning.queues.host_callback import HostCallback
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, is_one_of
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.per_device import device_slots
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class Queue(Submitter):
         return self.submit(work, wait_for, (callback,), lambda: event)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} can be neither copied nor pickled: use pinning.Queue(device) where it is needed")
+        refuse_copy(self, "use pinning.Queue(device) where it is needed")
 
     def __enter__(self) -> Self:
         return self

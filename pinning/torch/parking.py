@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy
@@ -19,6 +19,7 @@ from pinning.memory import alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import defer
 from pinning.torch.storages import in_host, tensors_of
 
@@ -127,6 +128,9 @@ class Parked:
     def __del__(self) -> None:
         if self._host is not None:
             defer(self._host.free)  # not here: the garbage collector may run this at any point
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "it holds the contents of parked tensors; wake them first")
 
     def __repr__(self) -> str:
         return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"

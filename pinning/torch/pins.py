@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from threading import Timer
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from weakref import finalize, ref
 
 import torch
@@ -15,6 +15,7 @@ from pinning.errors import NotLockedError
 from pinning.locking.lock import Lock
 from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
+from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import defer
 from pinning.torch.storages import Holder, in_host, tensors_of, whole
 
@@ -100,6 +101,9 @@ class Pin:
 
     def has_all(self, addresses: set[int]) -> bool:
         return addresses <= self._locks.keys()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "it stands for its locks; pin the tensors once more")
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -138,11 +137,6 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock(Series()), TypeError, "Series is not a buffer; pass its array, such as to_numpy"),
     (lambda: numpy.asarray(Queue("host").alloc(8)[0]), TypeError, r"not memory that NumPy can read: .*pinning.copy\("),
     (lambda: pinning.alloc(8, 5), TypeError, "kind is 5; it must be a MemoryKind"),
-    # Objects that are bound to this process.
-    *(
-        (lambda made=made: pickle.dumps(made()), TypeError, "can be neither copied nor pickled: .*")  # type: ignore[misc]
-        for made in (lambda: Queue("host"), lambda: Queue("host").record(), lambda: HOST, lambda: MAP)
-    ),
     # Times and paths.
     (lambda: waited(timeout="x"), TypeError, "timeout is 'x'; it must be a number of seconds"),
     (lambda: waited(timeout=float("nan")), TypeError, "timeout is nan"),

@@ -244,15 +244,6 @@ def test_memory_of_any_kind_that_is_locked_is_not_freed(kind: MemoryKind) -> Non
 
 
 @kinds
-def test_one_owner(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
-    with pinning.alloc(100, kind, device=fake) as memory:
-        for make in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="neither copied nor pickled"):
-                make(memory)
-        assert not memory.freed
-
-
-@kinds
 @pytest.mark.parametrize("freed", [False, True], ids=["before the vendor", "after the vendor"])
 def test_ctrl_c_in_the_vendors_free(fake: FakeMemoryDevice, kind: MemoryKind, freed: bool) -> None:
     """Nothing is freed twice, and nothing leaks."""

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import gc
-import pickle
 import threading
 from collections.abc import Iterator
 
@@ -477,16 +475,6 @@ def test_memory_of_which_a_buffer_is_out_is_not_freed(device: FakeMemoryDevice, 
         assert (memory.freed, pool.used) == (False, KIB)
         view[:] = 3
         del view
-        queue.free(memory)
-
-
-def test_one_owner(device: FakeMemoryDevice, pool: Pool) -> None:
-    with Queue(device) as queue:
-        memory = alloc(queue, pool)
-        for each in (memory, pool):
-            for make in (copy.copy, copy.deepcopy, pickle.dumps):
-                with pytest.raises(TypeError, match="neither copied nor pickled"):
-                    make(each)
         queue.free(memory)
 
 
