@@ -25,9 +25,9 @@ class Gil {
   Gil(Gil const&) = delete;
 
  private:
-  /// The thread that ends the interpreter has the GIL.
+  /// The main thread, which ends the interpreter, may still request it meanwhile.
   static void stop_if_too_late() noexcept {
-    if (!Py_IsInitialized() && (PyInterpreterState_Main() == nullptr || !PyGILState_Check())) stop();
+    if (!Py_IsInitialized() && gettid() != getpid()) stop();
   }
   [[noreturn]] static void stop() noexcept {
     for (;;) pause();
