@@ -12,6 +12,12 @@
 #include <climits>
 #include <cstdint>
 
+// A thread sanitizer in the program, which sees the copies of these threads, but not the order that this library keeps.
+extern "C" {
+[[gnu::weak]] void __tsan_acquire(void* address);
+[[gnu::weak]] void __tsan_release(void* address);
+}
+
 namespace pinning {
 
 inline void relax() noexcept {
@@ -29,8 +35,12 @@ class Spinlock {
       while (held_.load(std::memory_order_relaxed) && ++tries < 200) relax();
       if (tries >= 200) sched_yield();  // the holder may be waiting for this processor
     }
+    if (__tsan_acquire != nullptr) __tsan_acquire(this);
   }
-  void unlock() noexcept { held_.store(false, std::memory_order_release); }
+  void unlock() noexcept {
+    if (__tsan_release != nullptr) __tsan_release(this);
+    held_.store(false, std::memory_order_release);
+  }
 
  private:
   std::atomic<bool> held_{false};

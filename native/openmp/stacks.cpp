@@ -17,6 +17,7 @@ namespace {
 
 std::atomic<std::uint64_t> last_era = 0;
 pthread_key_t current;  // a thread's own Stack, destroyed when the thread ends, for whatever reason
+bool key_is_made = false;
 pthread_t main_thread;
 bool main_is_known = false;
 Range main_stack;
@@ -42,13 +43,20 @@ Range stack_of(pthread_t thread) noexcept {
 }
 
 [[gnu::constructor]] void begin() {
+  Stack::make_key();
   main_is_known = gettid() == getpid();
   if (main_is_known) main_thread = pthread_self();
 }
 
 }  // namespace
 
+void Stack::make_key() noexcept {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, [] { key_is_made = pthread_key_create(&current, end) == 0; });
+}
+
 Stack::Stack(pthread_attr_t const* attributes) noexcept {
+  make_key();
   pthread_attr_t usual;
   pthread_attr_init(&usual);
   pthread_attr_getstacksize(attributes != nullptr ? attributes : &usual, &size_);
@@ -56,10 +64,7 @@ Stack::Stack(pthread_attr_t const* attributes) noexcept {
 }
 
 void Stack::begin() noexcept {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  static bool made = false;
-  pthread_once(&once, [] { made = pthread_key_create(&current, end) == 0; });
-  if (!made || pthread_setspecific(current, this) != 0) return;
+  if (!key_is_made || pthread_setspecific(current, this) != 0) return;
   pthread_mutexattr_t robust;
   pthread_mutexattr_init(&robust);
   pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST);

@@ -19,6 +19,9 @@ class Stack {
   explicit Stack(pthread_attr_t const* attributes) noexcept;
   Stack(Stack const&) = delete;
 
+  /// Before a thread that reads it begins: threads of other libraries' constructors begin before those of this library.
+  static void make_key() noexcept;
+
   /// Called on the thread. Makes no system call and does not allocate: the program may have forbidden itself the one, and
   /// its allocator may not know the thread yet.
   void begin() noexcept;

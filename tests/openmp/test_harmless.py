@@ -105,6 +105,30 @@ def test_a_program_with_a_thread_sanitizer(build: Build) -> None:
     assert outcome(program, "small stacks", preload=str(TOOL)) == plain
 
 
+@pytest.mark.parametrize("way", ["directly", "by a shell"])
+@pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
+def test_a_program_with_a_sanitizer_that_is_a_shared_library(build: Build, sanitizer: str, way: str) -> None:
+    try:
+        program = build("counting.c", f"counting-{sanitizer}", f"-fsanitize={sanitizer}")
+    except subprocess.CalledProcessError:
+        pytest.skip(f"needs gcc's {sanitizer} sanitizer")
+    command: list[object] = [program] if way == "directly" else ["sh", "-c", f"{program}; exit $?"]
+    plain = outcome(*command)
+    if plain != (5, "400\n", ""):
+        pytest.skip(f"the {sanitizer} sanitizer does not run here: {plain}")
+    assert by_run(*command) == plain
+
+
+@pytest.mark.parametrize("checker", ["helgrind", "drd", "memcheck"])
+def test_a_program_in_valgrind(build: Build, checker: str) -> None:
+    valgrind = shutil.which("valgrind") or pytest.skip("needs valgrind: apt-get install valgrind")
+    command = [valgrind, "-q", f"--tool={checker}", "--error-exitcode=9", build("counting.c", "counting")]
+    plain = outcome(*command)
+    if plain != (5, "400\n", ""):
+        pytest.skip(f"{checker} does not run here: {plain}")
+    assert outcome(*command, preload=str(TOOL)) == plain
+
+
 def test_a_library_that_joins_its_threads_before_a_fork(build: Build) -> None:
     options = linked_to(build, "joins_before_fork.c")
     program = build("joins_before_fork.c", "joins_before_fork", "-DPROGRAM", *options)
