@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "../base/processors.hpp"
+#include "../base/spin_time.hpp"
 
 namespace pinning {
 
@@ -225,7 +226,7 @@ void CopyThreads::work() noexcept {
   prctl(PR_SET_NAME, "pinning copies");
   prctl(PR_SET_TIMERSLACK, 1000);  // ns: naps are not prolonged
   bool watching = false, awaited = true;
-  auto quiet = Clock::now();  // start of the time without work
+  SpinTime quiet;  // the time without work
   for (;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
     Slice slice;
@@ -244,7 +245,7 @@ void CopyThreads::work() noexcept {
       }
       bool const faulted = move(slice);
       finish(slice, faulted);
-      quiet = Clock::now();
+      quiet.begin();
       awaited = false;
       continue;
     }
@@ -253,24 +254,24 @@ void CopyThreads::work() noexcept {
       watching = false;
       watching_.store(false);
     }
-    auto const idle = Clock::now() - quiet;
+    auto const idle = quiet.lasts();
     if (watching) {
       if (idle < spin_) {
         for (int i = 0; i < 64; ++i) relax();  // leave the lock to the threads that move slices
       } else {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
-        if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
+        if (arrivals_.count() != seen_arrivals) quiet.begin();
       }
     } else if (idle < spin_ && (awaited || spinning_.load() < most_spinning)) {
       spinning_.fetch_add(1);
       for (int i = 0; i < 8 && news_.count() == seen; ++i) relax();
-      while (news_.count() == seen && Clock::now() - quiet < spin_) {
+      while (news_.count() == seen && quiet.lasts() < spin_) {
         for (int i = 0; i < 32; ++i) relax();
       }
       spinning_.fetch_sub(1);
     } else {
       news_.wait(seen);
-      quiet = Clock::now();
+      quiet.begin();
       awaited = true;
     }
   }

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "../base/process.hpp"
+#include "../base/spin_time.hpp"
 #include "../openmp/this_process.hpp"
 #include "../openmp/uncancelled.hpp"
 #include "driver.hpp"
@@ -35,7 +36,6 @@ namespace pinning::preload {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t ring_bytes_of_context = 256 << 20;
 /// A range is checked for memory pinned by others at both ends and at this distance in between.
@@ -47,7 +47,9 @@ constexpr std::uint64_t thresholds_before_rings = 8;
 /// After so many consecutive failures, a context stages no more copies.
 constexpr unsigned most_failures = 3;
 
-constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us, looks_every = 20ms;
+constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us;
+/// The kernel prolongs a nap to about 100 us.
+constexpr unsigned naps_before_look = 200;
 
 enum class Memory : std::uint8_t { pageable, pinned, managed, device };
 
@@ -162,19 +164,15 @@ bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
 bool wait_until_over(Staged& staged, Driver const& driver, Request const& request) noexcept {
   bool const arrives = request.synchronous && request.toward == Request::Toward::device;
   auto const over = [&] { return arrives ? staged.arrived() : staged.moved(); };
-  auto const began = Clock::now();
-  for (auto next_look = began + looks_every; !over();) {
-    auto const now = Clock::now();
-    if (now >= next_look) {
-      if (!is_alive(driver, request.stream)) return over();
-      next_look = now + looks_every;
-    }
-    if (now - began < yields_for) {
+  unsigned naps = 0;
+  for (SpinTime time; !over();) {
+    if (time.lasts() < yields_for) {
       sched_yield();
-    } else {
-      timespec const pause{0, std::chrono::nanoseconds(nap).count()};
-      nanosleep(&pause, nullptr);
+      continue;
     }
+    timespec const pause{0, std::chrono::nanoseconds(nap).count()};
+    nanosleep(&pause, nullptr);
+    if (++naps % naps_before_look == 0 && !is_alive(driver, request.stream)) return over();
   }
   return true;
 }

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "../base/futex.hpp"
+#include "../base/spin_time.hpp"
 #include "../base/system_call.hpp"
 
 namespace pinning {
@@ -111,8 +112,7 @@ class QueueThread {
         if (stopped_) return nullptr;
       }
       // Poll first: waking a thread takes longer than everything else here, and the next job often comes at once.
-      for (auto const until = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
-           news_.load() == seen && std::chrono::steady_clock::now() < until;) {
+      for (SpinTime time; news_.load() == seen && time.lasts() < std::chrono::microseconds(20);) {
         std::this_thread::yield();
       }
       news_.wait(seen);

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <thread>
 
+#include "../base/spin_time.hpp"
+
 namespace pinning {
 
 namespace {
@@ -85,7 +87,7 @@ bool StreamEvent::done() {
 }
 
 void StreamEvent::wait() {
-  for (auto const end = std::chrono::steady_clock::now() + polled; std::chrono::steady_clock::now() < end;) {
+  for (SpinTime time; time.lasts() < polled;) {
     if (done()) return;
     std::this_thread::yield();
   }

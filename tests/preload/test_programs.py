@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,38 @@ from standins.standin import Driver, MissingError
 TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
 PROGRAM = [sys.executable, "-P", str(Path(__file__).parent / "plain_copies.py")]
 MIB = 1 << 20
+# Copies through all pinned blocks more than once.
+RACES = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+enum { SIZE = (96 << 20) + 4321 };
+static void *driver;
+#define CALL(name, ...) if (((int (*)())dlsym(driver, name))(__VA_ARGS__) != 0) return 1
+int main(void) {
+  driver = dlopen("libcuda.so.1", RTLD_NOW);
+  void *context;
+  unsigned long long memory;
+  CALL("cuInit", 0);
+  CALL("cuDevicePrimaryCtxRetain", &context, 0);
+  CALL("cuCtxSetCurrent", context);
+  CALL("cuMemAlloc_v2", &memory, (size_t)SIZE);
+  for (int i = 0; i < 3; i++) {
+    char *const source = malloc(SIZE), *const back = malloc(SIZE);
+    memset(source, i, SIZE);
+    CALL("cuMemcpyHtoD_v2", memory, source + 1, (size_t)SIZE - 1);
+    memset(source, 9, SIZE);
+    CALL("cuMemcpyDtoH_v2", back + 1, memory, (size_t)SIZE - 1);
+    if (back[1] != i || back[SIZE - 1] != i) return 2;
+    memset(back, 9, SIZE);
+    free(source);
+    free(back);
+  }
+  puts("right");
+  return 0;
+}
+"""
 
 
 @pytest.fixture
@@ -88,6 +121,61 @@ def test_the_bytes_show_while_the_program_runs(environment: dict[str, str]) -> N
     assert moved["staged"] + moved["plain"] == 6 * MIB
     assert moved["staged"] >= 5 * MIB
     assert (moved["direct"], moved["small"], moved["lock"]) == (MIB, 1000, 0)
+
+
+def test_threads_sleep_where_the_clock_stands_still(environment: dict[str, str], tmp_path: Path) -> None:
+    """As under libfaketime. A thread that spins is never asleep."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    source, frozen = tmp_path / "frozen.c", tmp_path / "frozen.so"
+    source.write_text("""#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *time) {
+  *time = (struct timespec){clock == CLOCK_REALTIME ? 1700000000 : 1000, 0};
+  return 0;
+}""")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", frozen], check=True)
+    program = (
+        "import sys, pinning\nqueue = pinning.Queue('host')\nqueue.call(int).wait()\nprint('right', flush=True)\n"
+        "sys.stdin.readline()"
+    )
+    for command in ([*PROGRAM, "wait"], [sys.executable, "-P", "-c", program]):
+        variables = {**environment, "LD_PRELOAD": f"{TOOL}:{frozen}"}
+        with subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as started:
+            assert started.stdin is not None and started.stdout is not None
+            try:
+                assert started.stdout.readline() == "right\n"
+                tasks = list(Path(f"/proc/{started.pid}/task").iterdir())
+                assert len(tasks) > 1
+                for task in tasks:
+                    wait_until(lambda task=task: ") S " in (task / "stat").read_text())  # type: ignore[misc]
+            finally:
+                started.kill()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if done():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it is not so within a minute")
+
+
+def test_a_program_with_a_thread_sanitizer_reports_no_race(environment: dict[str, str], tmp_path: Path) -> None:
+    """Which sees the copies of our threads, but not the order that they keep. The device's own copies it never sees."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    source, program, suppressed = tmp_path / "program.c", tmp_path / "program", tmp_path / "suppressed"
+    source.write_text(RACES)
+    suppressed.write_text("called_from_lib:libcuda.so.1\n")
+    command = [compiler, "-O1", "-g", "-fsanitize=thread", source, "-o", program, "-ldl"]
+    variables = {**environment, "TSAN_OPTIONS": f"suppressions={suppressed}", "PINNING_REPORT": "-"}
+    made = subprocess.run(command, capture_output=True).returncode == 0
+    plain = {name: value for name, value in variables.items() if name != "LD_PRELOAD"}
+    if not made or subprocess.run([program], env=plain, capture_output=True).returncode:
+        pytest.skip("needs gcc's thread sanitizer")
+    done = subprocess.run([program], env=variables, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    assert "staged" in done.stderr
 
 
 def test_a_process_without_descriptors(environment: dict[str, str]) -> None:
