@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <link.h>
+#include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -311,8 +312,14 @@ void heap_ends(Address end, Address before) noexcept {
   if (end < before) goes({end, before});
 }
 
-void controlled(long option) noexcept {
-  if (option == PR_SET_SECCOMP) this_process.sandboxed = true;
+/// Make a call that may forbid the program system calls. This library makes none from before the call on, as it may
+/// begin to hold for all threads, unless it fails.
+template <class Call>
+auto forbidding(bool forbids, Call&& call) noexcept {
+  if (forbids) ++this_process.sandboxed;
+  auto const result = call();
+  if (forbids && result == -1) --this_process.sandboxed;
+  return result;
 }
 
 /// Whether a symbol that the loader found is not a definition: a program that is linked to a fixed address and takes
@@ -449,8 +456,8 @@ int prctl(int option, ...) noexcept {
   unsigned long given[4];
   for (unsigned long& each : given) each = va_arg(arguments, unsigned long);
   va_end(arguments);
-  controlled(option);
-  return libc().prctl(option, given[0], given[1], given[2], given[3]);
+  return forbidding(option == PR_SET_SECCOMP,
+                    [&] { return libc().prctl(option, given[0], given[1], given[2], given[3]); });
 }
 
 /// The same calls by number.
@@ -462,6 +469,7 @@ long syscall(long number, ...) noexcept {
   va_end(arguments);
   auto* const ptr = reinterpret_cast<void*>(given[0]);
   auto const size = static_cast<size_t>(given[1]);
+  bool forbids = false;
   switch (number) {
     case SYS_munmap:
       pages_go(ptr, size);
@@ -482,10 +490,10 @@ long syscall(long number, ...) noexcept {
               static_cast<int>(given[3]), static_cast<unsigned>(given[4]));
       break;
     case SYS_seccomp:
-      this_process.sandboxed = true;
+      forbids = static_cast<unsigned>(given[0]) <= SECCOMP_SET_MODE_FILTER;  // the other operations only ask
       break;
     case SYS_prctl:
-      controlled(given[0]);
+      forbids = static_cast<int>(given[0]) == PR_SET_SECCOMP;
       break;
     case SYS_remap_file_pages:
       goes(range_of(ptr, size));
@@ -502,7 +510,8 @@ long syscall(long number, ...) noexcept {
     default:
       break;
   }
-  return libc().syscall(number, given[0], given[1], given[2], given[3], given[4], given[5]);
+  return forbidding(
+      forbids, [&] { return libc().syscall(number, given[0], given[1], given[2], given[3], given[4], given[5]); });
 }
 
 int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*routine)(void*),

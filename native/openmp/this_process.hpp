@@ -32,7 +32,7 @@ struct alignas(largest_page) ThisProcess {
   std::atomic<Watcher*> watcher;  // of the maps, if it is informed of calls
   std::atomic<bool> began;  // this process is not a forked child
   std::atomic<bool> copies;  // it has looked up the driver's copy functions, which ../preload replaces
-  std::atomic<bool> sandboxed;  // it has forbidden itself system calls, and may be killed by one
+  std::atomic<unsigned> sandboxed;  // how often it has forbidden itself system calls; it may be killed by one
 
   struct Stacks {
     pthread_mutex_t mutex;

@@ -340,6 +340,11 @@ def test_a_process_that_has_forbidden_itself_system_calls(run: Run) -> None:
     assert plain.outcome == (0, "same\n", "")
 
 
+def test_a_process_that_only_asks_what_it_may_forbid(run: Run) -> None:
+    ran = run("dlsym", "sync", "asks about system calls")
+    assert (ran.outcome, ran.by_driver, ran.staged > 0) == ((0, "same\n", ""), 0, True)
+
+
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"])
 def test_with_an_allocator_of_the_programs_own(run: Run, library: str) -> None:
     alone = subprocess.run(["true"], env={**os.environ, "LD_PRELOAD": library}, capture_output=True, check=True)

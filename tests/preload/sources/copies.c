@@ -258,6 +258,14 @@ static void guard(char *source, char *result) {
     }
 }
 
+// Asks about system calls, and fails to forbid them.
+static void ask_about_system_calls(void) {
+    unsigned const allowed = SECCOMP_RET_ALLOW;
+    MUST(syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &allowed));
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, NULL) != -1) exit(6);
+    if (prctl(PR_SET_SECCOMP, 99, 0, 0, 0) != -1 || syscall(SYS_prctl, PR_SET_SECCOMP, 99, 0, 0, 0) != -1) exit(6);
+}
+
 static void copy_in_a_fork(CUdeviceptr device, char const *source) {
     pid_t const child = fork();
     if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
@@ -353,6 +361,7 @@ int main(int count, char **arguments) {
         MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
     }
     if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
+    if (!strcmp(kind, "asks about system calls")) ask_about_system_calls();
     if (!strcmp(kind, "sandboxed")) forbid_more();
     if (!strcmp(kind, "guarded")) guard(source, result);
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
