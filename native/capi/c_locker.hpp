@@ -22,12 +22,18 @@ class CLockerError : public std::exception, public StatusError {
   std::string text_;
 };
 
-/// Call a function of the program; a status other than PINNING_OK goes to `refused`, with its text.
+/// Call a function of the program; a status other than PINNING_OK goes to `refused`, with its text. A number that is no
+/// status is PINNING_UNKNOWN_ERROR.
 template <class Function, class Refused>
 void call_c(Function&& function, Refused&& refused) {
   unsigned const before = failures();
   pinning_status const status = function();
-  if (status != PINNING_OK) refused(status, failures() != before ? pinning_last_error() : pinning_error_string(status));
+  if (status == PINNING_OK) return;
+  bool const is_known = status <= PINNING_UNKNOWN_ERROR;
+  std::string const text = failures() != before ? pinning_last_error()
+                           : is_known           ? pinning_error_string(status)
+                                      : "it returned " + std::to_string(status) + ", which is no pinning_status";
+  refused(is_known ? status : PINNING_UNKNOWN_ERROR, text.c_str());
 }
 
 class CLocker : public Locker {

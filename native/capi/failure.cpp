@@ -4,22 +4,45 @@
 #include <cstring>
 #include <new>
 #include <pinning/vendor.hpp>
+#include <utility>
 
 namespace pinning {
 
 namespace {
 
-// Not a std::string: a thread's destructors run before the last functions of a program do.
-thread_local char last_error[1024];
-thread_local unsigned failed;
+/// The text of a thread's last error. Allocated at the first one: thread-local memory is taken from every thread's stack,
+/// also from the smallest. A thread's destructors run before the last functions of a program do, which allocate it anew.
+class LastError {
+ public:
+  ~LastError() { delete[] std::exchange(text_, nullptr); }
+
+  /// Without memory it is the meaning of the status.
+  void set(pinning_status status, char const* text) noexcept {
+    if (text_ == nullptr) text_ = new (std::nothrow) char[room];
+    if (text_ == nullptr) {
+      said_ = pinning_error_string(status);
+      return;
+    }
+    std::size_t const length = strnlen(text, room - 1);
+    std::memmove(text_, text, length);
+    text_[length] = '\0';
+    said_ = nullptr;
+  }
+  char const* get() const noexcept { return said_ != nullptr ? said_ : text_ != nullptr ? text_ : ""; }
+
+ private:
+  static constexpr std::size_t room = 1024;
+  char* text_ = nullptr;
+  char const* said_ = nullptr;
+};
+
+constinit thread_local LastError last_error;
+constinit thread_local unsigned failed = 0;
 
 }  // namespace
 
 pinning_status fail(pinning_status status, char const* text) noexcept {
-  if (text == nullptr) text = "";
-  std::size_t const length = strnlen(text, sizeof last_error - 1);
-  std::memmove(last_error, text, length);
-  last_error[length] = '\0';
+  last_error.set(status, text != nullptr ? text : "");
   ++failed;
   return status;
 }
@@ -64,7 +87,7 @@ pinning_status failure() noexcept {
 
 }  // namespace pinning
 
-char const* pinning_last_error() noexcept { return pinning::last_error; }
+char const* pinning_last_error() noexcept { return pinning::last_error.get(); }
 
 pinning_status pinning_fail(pinning_status status, char const* text) noexcept { return pinning::fail(status, text); }
 

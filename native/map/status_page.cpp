@@ -19,6 +19,9 @@
 #include "../base/file_identity.hpp"
 #include "../base/process.hpp"
 
+// A leak sanitizer in the program, which looks for pointers in no memory but the program's data, stacks and heap.
+extern "C" [[gnu::weak]] void __lsan_register_root_region(void const* start, std::size_t size);
+
 namespace pinning {
 
 namespace {
@@ -45,7 +48,11 @@ void* anonymous(std::size_t size) noexcept {
 struct Book {
   explicit Book(void* room) noexcept : page(static_cast<StatusPage*>(room)) {}
   ~Book() { munmap(page, sizeof(StatusPage)); }
-  static void* operator new(std::size_t size) noexcept { return anonymous(size); }
+  static void* operator new(std::size_t size) noexcept {
+    void* const at = anonymous(size);
+    if (__lsan_register_root_region != nullptr) __lsan_register_root_region(at, size);
+    return at;
+  }
   static void* operator new(std::size_t, void* room) noexcept { return room; }
   static void operator delete(void* book) noexcept { munmap(book, sizeof(Book)); }
 

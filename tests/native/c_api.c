@@ -180,6 +180,14 @@ static void refusals(pinning_map *map) {
   GIVES(PINNING_VENDOR_ERROR, pinning_lock(map, memory, 100, &device));
   SAYS(pinning_error_string(PINNING_VENDOR_ERROR));
 
+  vendor.refuses = (pinning_status)77;
+  GIVES(PINNING_UNKNOWN_ERROR, pinning_lock(map, memory, 100, &device));
+  SAYS("it returned 77, which is no pinning_status");
+  vendor.refuses = (pinning_status)77, vendor.because = "not today";
+  GIVES(PINNING_UNKNOWN_ERROR, pinning_lock(map, memory, 100, &device));
+  SAYS("not today");
+  vendor.because = NULL;
+
   GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
   vendor.refuses = PINNING_VENDOR_ERROR;
   GIVES(PINNING_VENDOR_ERROR, pinning_unlock(map, memory));

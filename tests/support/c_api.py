@@ -12,7 +12,7 @@ import pinning
 from pinning.copies import CopyPath, Reason
 
 HEADER = (pinning.include_dirs()[0] / "pinning" / "pinning.h").read_text()
-STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("typedef enum pinning_status {")[2].partition("}")[0])
+STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("enum pinning_status PINNING_ENUM {")[2].partition("}")[0])
 INCLUDES = pinning.include_dirs()[0] / "pinning"
 LIBRARY = pinning.library_dirs()[0] / "libpinning.so.0"
 

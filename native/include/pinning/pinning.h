@@ -5,11 +5,17 @@
  *     cc -I$(python -c 'import pinning; print(pinning.include_dirs()[0])') program.c \
  *        -L$DIR -Wl,-rpath,$DIR -lpinning  where DIR is $(python -c 'import pinning; print(pinning.library_dirs()[0])')
  *
+ * It needs C99 or C++11.
+ *
  * Every function may be called from any thread. One that returns anything but PINNING_OK has changed nothing, unless
  * documented here, and has written nothing through its pointers; `pinning_last_error` then has the reason and a remedy.
  */
 #ifndef PINNING_PINNING_H
 #define PINNING_PINNING_H
+
+#if defined(__cplusplus) ? __cplusplus < 201103L : !defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L
+#error "pinning.h needs C99 or C++11: compile with -std=c99 or -std=c++11, or later"
+#endif
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,8 +29,12 @@
 #ifdef __cplusplus
 extern "C" {
 #define PINNING_NOEXCEPT noexcept
+#define PINNING_ENUM : unsigned /* as in C; so any number that a function of the program returns is a value of the type */
+#define PINNING_CAST(type, value) static_cast<type>(value)
 #else
 #define PINNING_NOEXCEPT
+#define PINNING_ENUM
+#define PINNING_CAST(type, value) ((type)(value))
 #endif
 
 #define PINNING_VERSION "0.1.0"
@@ -34,7 +44,7 @@ PINNING_API const char *pinning_version(void) PINNING_NOEXCEPT;
 
 /* ---- errors ---- */
 
-typedef enum pinning_status {
+typedef enum pinning_status PINNING_ENUM {
   PINNING_OK = 0,
   PINNING_INVALID_ARGUMENT, /* a null map, or an unknown policy or device name */
   PINNING_INVALID_RANGE,    /* null, empty, past the top of the address space, or impossible to lock */
@@ -124,7 +134,7 @@ PINNING_API pinning_status pinning_refresh(pinning_map *map) PINNING_NOEXCEPT;
 
 /* ---- locks for as long as a buffer is mapped ---- */
 
-typedef enum pinning_policy {
+typedef enum pinning_policy PINNING_ENUM {
   PINNING_OFF,      /* locks nothing, but enters what others have pinned */
   PINNING_ON,       /* locks if possible */
   PINNING_MANDATORY /* locks; an error if impossible */
@@ -212,7 +222,8 @@ typedef struct pinning_region {
 
 /* The device's address of a byte of the region. */
 static inline void *pinning_device_ptr_of(const pinning_region *region, const void *ptr) {
-  return (char *)region->device_ptr + ((const char *)ptr - (const char *)region->start);
+  return PINNING_CAST(char *, region->device_ptr) +
+         (PINNING_CAST(const char *, ptr) - PINNING_CAST(const char *, region->start));
 }
 
 /*
@@ -233,14 +244,14 @@ PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_regio
 /* ---- copies ---- */
 
 /* How bytes are copied, fastest first. */
-typedef enum pinning_path {
+typedef enum pinning_path PINNING_ENUM {
   PINNING_PATH_DIRECT = 0, /* the device copies them itself, while the host continues */
   PINNING_PATH_STAGED = 1, /* threads move them through pinned blocks, while the host continues */
   PINNING_PATH_PLAIN = 3   /* the vendor's own copy of pageable memory, for which the caller waits */
 } pinning_path;
 
 /* Why they take their path. */
-typedef enum pinning_reason {
+typedef enum pinning_reason PINNING_ENUM {
   PINNING_REASON_LOCKED = 0,     /* the host's memory is locked */
   PINNING_REASON_ON_DEVICE = 1,  /* both ends are memory of the device */
   PINNING_REASON_LARGE = 4,      /* pageable, and worth staging */
@@ -299,6 +310,9 @@ PINNING_API pinning_status pinning_copy_done(struct pinning_copy *copy, int *don
 
 /* Wait until it is complete and free `copy`, even if an error is returned: that of the copy, or of work before it. */
 PINNING_API pinning_status pinning_copy_wait(struct pinning_copy *copy) PINNING_NOEXCEPT;
+
+#undef PINNING_ENUM
+#undef PINNING_CAST
 
 #ifdef __cplusplus
 }
