@@ -3,6 +3,7 @@
 #include "c_arguments.hpp"
 #include "c_locker.hpp"
 #include "c_registrar.hpp"
+#include "../base/alone.hpp"
 #include "../vendors/devices.hpp"
 
 namespace {
@@ -31,6 +32,7 @@ char const* pinning_version() noexcept { return PINNING_VERSION; }
 pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locker) noexcept {
   return guarded([&] {
     room(map);
+    pinning::check_alone();
     if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
       throw InvalidArgument("a locker needs its three functions, and at least one of them is null");
     }

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "../base/alone.hpp"
 #include "../base/process.hpp"
 
 namespace pinning {
@@ -78,6 +79,7 @@ std::string full_name(char const* device) {
 VendorDevice& vendor_device(std::string const& name) {
   auto const has_it = [&](Named const& each) { return each.name == name; };
   if (Named* const known = all_devices.find(has_it)) return *known->device;
+  check_alone();
   at_fork(Subsystem::devices, begin_anew);
   return *all_devices.add({name, make(name)}, has_it).device;
 }

@@ -23,6 +23,7 @@ from limits import needs_room_to_lock
 from pinning.cli.run import library
 from pinning.copies import Reason
 
+VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
 LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.library_dirs())]
@@ -62,13 +63,81 @@ def test_c_program(tmp_path: Path, options: list[str]) -> None:
     assert run(tmp_path / "c_api", folder=tmp_path) == "all right\n"
 
 
-def test_header_is_c_plus_plus_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["c++", "clang++"])
+def test_header_is_c_plus_plus_too(tmp_path: Path, name: str) -> None:
+    """Also where the compiler warns of C's casts in it, which gcc does not inside `extern "C"`."""
     source = tmp_path / "program.cpp"
     source.write_text("#include <pinning/pinning.h>\nint main() { return *pinning_version() == 0; }")
-    cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
-    strict = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    cxx = shutil.which(name) or shutil.which(f"{name}-19") or pytest.skip(f"needs {name}: apt-get install g++ clang")
+    strict = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-Wold-style-cast"]
     run(cxx, *strict, *INCLUDES, source, *LINKED, "-o", tmp_path / "program", folder=tmp_path)
     run(tmp_path / "program", folder=tmp_path)
+
+
+@pytest.mark.parametrize(("language", "standard"), [("c", "c89"), ("c", "gnu90"), ("c++", "c++98")])
+def test_the_header_says_what_it_needs(tmp_path: Path, language: str, standard: str) -> None:
+    command = [compiler(), f"-x{language}", f"-std={standard}", *INCLUDES, "-fsyntax-only", "-"]
+    done = subprocess.run(command, input="#include <pinning/pinning.h>\n", capture_output=True, text=True, cwd=tmp_path)
+    if "cc1plus" in done.stderr:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    assert done.returncode != 0
+    assert "pinning.h needs C99 or C++11" in done.stderr
+
+
+def test_threads_of_small_stacks_have_them_for_themselves() -> None:
+    """What a library keeps for each thread is taken from its stack, of which the smallest has 16 KiB."""
+    readelf = shutil.which("readelf") or pytest.skip("needs readelf: apt-get install binutils")
+    for preloaded in (c_api.LIBRARY, library()):
+        lines = run(readelf, "-lW", preloaded, folder=ROOT).splitlines()
+        assert [int(line.split()[5], 16) <= 256 for line in lines if line.split()[:1] == ["TLS"]] == [True]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_second_copy_of_the_library_is_refused(tmp_path: Path, first: int) -> None:
+    """It is loaded by its path; each would have its own maps. Which is used first does not matter."""
+    other = tmp_path / c_api.LIBRARY.name
+    shutil.copy(c_api.LIBRARY, other)
+    said = child(f"""
+from ctypes import byref, c_char_p, c_void_p
+libraries = [ctypes.CDLL(str(c_api.LIBRARY)), ctypes.CDLL({str(other)!r})]
+for i in {[first, 1 - first]}:
+    map = c_void_p()
+    libraries[i].pinning_last_error.restype = c_char_p
+    print(i, libraries[i].pinning_map_open(byref(map), b"host:0"), libraries[i].pinning_last_error().decode())
+    functions = (c_void_p * 4)(0, 8, 8, 8)
+    print(i, libraries[i].pinning_map_create(byref(map), functions))
+with pinning.lock(memory, device="host") as lock:
+    print(lock.held)
+""").splitlines()
+    unavailable = c_api.STATUSES.index("PINNING_UNAVAILABLE")
+    assert said.pop() == "True"
+    by_library: dict[int, list[str]] = {0: [], 1: []}
+    for line in said:
+        i, _, rest = line.partition(" ")
+        by_library[int(i)].append(re.sub(r"/\S+/libpinning.so.0(?=,)", "PATH", rest))
+    assert by_library[0] == ["0 ", "0"]
+    assert by_library[1] == [
+        f"{unavailable} another copy of libpinning is loaded, PATH, and a process can have only one: load "
+        "libpinning.so.0 by that name, or by this path",
+        str(unavailable),
+    ]
+
+
+def test_locks_that_are_held_at_exit_are_no_leak(tmp_path: Path) -> None:
+    program = """#include <pinning/pinning.h>
+#include <stdlib.h>
+static int lock(size_t size) {
+  pinning_map *map;
+  return pinning_map_open(&map, "host:0") || pinning_lock(map, malloc(size), size, 0);
+}
+int main(int count, char **arguments) { return count > 1 && arguments && (lock(8192) || lock(100000)); }"""
+    source, built = tmp_path / "program.c", tmp_path / "program"
+    source.write_text(program)
+    command = [compiler(), *INCLUDES, "-fsanitize=address", source, *LINKED, "-o", built]
+    if any(subprocess.run(each, capture_output=True).returncode for each in (command, [built])):
+        pytest.skip("a leak sanitizer does not run here")
+    done = subprocess.run([built, "lock"], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_python_in_the_library() -> None:
@@ -86,13 +155,21 @@ def exported(library: Path) -> set[str]:
 def test_exports_are_the_headers_functions_and_what_our_own_modules_need() -> None:
     functions = set(re.findall(r"PINNING_API [\w *]+?(pinning_\w+)\(", c_api.HEADER))
     inside = {name for name in exported(c_api.LIBRARY) if name not in functions}
-    assert inside >= {"PINNING_0", "pinning::shared_map", "pinning::vendor_device"}
+    versions = {"PINNING_0", f"PINNING_{VERSION}_CXX"}
+    assert inside >= {*versions, "pinning::shared_map", "pinning::vendor_device"}
     marked = "".join(header.read_text() for header in c_api.INCLUDES.glob("*.hpp"))
-    for name in inside - {"PINNING_0"}:
+    for name in inside - versions:
         full = name.rpartition(" for ")[2]  # without "vtable for", "typeinfo for" and the like
         assert full.startswith("pinning::")
         word = full.split("::")[1]
         assert re.search(rf"PINNING_API [^;{{]*\b{word}\b", marked), name
+
+
+def test_our_own_modules_need_the_library_of_their_release() -> None:
+    """Its C++ symbols are not those of another one, which the loader may find by the same name."""
+    readelf = shutil.which("readelf") or pytest.skip("needs readelf: apt-get install binutils")
+    said = run(readelf, "-V", pinning.map.pinned_map.__file__, folder=ROOT)
+    assert f"PINNING_{VERSION}_CXX" in said.partition("Version needs section")[2]
 
 
 def test_the_tool_exports_what_it_stands_in_for() -> None:
