@@ -10,7 +10,6 @@
 #include <exception>
 #include <functional>
 #include <ranges>
-#include <thread>
 #include <utility>
 
 #include "drain.hpp"
@@ -161,7 +160,7 @@ std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexc
 
 /// Take the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
 Locks::Guard Locks::entered() {
-  while (process_watcher().has_pending()) std::this_thread::yield();
+  process_watcher().await_pending();
   return Guard(mutex_);
 }
 

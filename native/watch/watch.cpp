@@ -6,9 +6,13 @@
 // before these calls remove memory: on the calling thread or, if a lock of a tenant is taken, perhaps by that thread
 // itself, on another.
 //
+// While other threads take memory away all the time, there may be no instant in which no event is under way. No lock or
+// unlock of other memory waits for one: it asks the kernel whether its own memory is still watched (`intact`).
+//
 // There are two or three threads. The reader waits for no thread and neither allocates nor frees: the thread it would
-// wait for might be waiting for it in munmap. The undoer does what may take long, such as vendor calls. Both start when
-// something is first watched, take no signals and never end. If calls are seen, the teller is the third.
+// wait for might be waiting for it in munmap. The undoer does what may take long, such as vendor calls, and ends the
+// watch of memory that has moved. Both start when something is first watched, take no signals and never end. If calls
+// are seen, the teller is the third.
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards which pages are
 // watched, and their registration with the kernel; the reader only tries it. `tenants_mutex_` guards the list of
@@ -23,6 +27,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -35,6 +40,7 @@
 #include <mutex>
 #include <new>
 #include <pinning/watcher.hpp>
+#include <span>
 #include <system_error>
 #include <thread>
 
@@ -55,6 +61,12 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
+
+/// What moves while there is no room here stays watched.
+constexpr std::size_t most_arrived = 256;
+
+/// Tries to find that the memory beside a range is intact, see `await_settled`.
+constexpr int most_looks = 100;
 
 /// Tries to notify a tenant by a thread that removes memory; then the lock's holder may be waiting for that thread.
 constexpr int most_tries = 1000;
@@ -145,12 +157,15 @@ class Watch : public Watcher {
 
   /// Where pages are gone, there may be watched memory that has moved there since, which the kernel continues to watch.
   /// The reader cannot mark pages meanwhile, so `settled` reports afterwards whether any may have gone away just then.
+  /// If it is never `settled`, because other memory is going away, it is enough that this memory was there just before.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
+    bool first = true;
     for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
-      if (settled()) {
+      bool const quiet = settled();
+      if (quiet || (!first && intact(start, end))) {
         pages_.each_last(start, end, [&](Address from, Address to) { end_kernel_watch(from, to); });
-        if (settled()) {
+        if (!quiet || settled()) {
           pages_.remove(start, end);
           --ranges_;
           return;
@@ -158,7 +173,7 @@ class Watch : public Watcher {
         pages_.each_last(start, end, [&](Address from, Address to) { have_kernel_watch(from, to); });
       }
       guard.unlock();
-      sched_yield();
+      std::exchange(first, false) ? await_posted() : (void)sched_yield();
     }
   }
 
@@ -172,6 +187,17 @@ class Watch : public Watcher {
     return !changing && !has_pending();
   }
 
+  void await_settled(Address ptr, std::uint64_t size) noexcept override {
+    Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
+    for (int look = 1; !settled(); ++look) {
+      std::unique_lock guard(ranges_mutex_);
+      if (intact(start, end) && (look >= most_looks || intact_beside(start, end))) break;
+      guard.unlock();
+      sched_yield();
+    }
+    await_pending();  // pages are marked before the tenants are notified
+  }
+
   std::string problem() override {
     std::lock_guard const guard(ranges_mutex_);
     started();
@@ -183,6 +209,7 @@ class Watch : public Watcher {
     int const file = open_file_.load(std::memory_order_relaxed);
     bool const hears_of_calls = hears_of_calls_;
     if (identity_.is_of(file)) close(file);
+    if (file >= 0 && asked_identity_.is_of(asked_file_)) close(asked_file_);
     static_assert(noexcept(Watch()));
     new (this) Watch;  // the old one may have been in the middle of any change, and is not destroyed
     hears_of_calls_ = hears_of_calls;
@@ -216,8 +243,7 @@ class Watch : public Watcher {
       start_thread([this] { tell_posted(); });
       teller_ = true;
     }
-    int const made = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
-    file_ = above_streams(made);
+    file_ = open_another();
     if (file_ < 0) {
       problem_ = std::string("the kernel refuses userfaultfd: ") + std::strerror(errno) +
                  (errno == EPERM ? " (a seccomp filter, such as Docker's, forbids it)" : "");
@@ -229,10 +255,17 @@ class Watch : public Watcher {
       return;
     }
     identity_ = FileIdentity(file_);
+    asked_file_ = open_another();
+    uffdio_api no_events{UFFD_API, 0, 0};
+    if (ioctl(asked_file_, UFFDIO_API, &no_events) == 0) asked_identity_ = FileIdentity(asked_file_);
     if (!hears_of_calls()) start_thread([this] { undo(); });
     start_thread([this, file = file_] { read(file); });
     reads_.wait(false, std::memory_order_acquire);
     open_file_.store(file_, std::memory_order_release);
+  }
+
+  static int open_another() noexcept {
+    return above_streams(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY)));
   }
 
   bool have_kernel_watch(Address start, Address end) noexcept {
@@ -245,9 +278,49 @@ class Watch : public Watcher {
     if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);
   }
 
+  /// Wait until the reader has handled the events that have been posted by now; that takes one or two batches.
+  void await_posted() noexcept {
+    auto const batches = [this] { return pending_.load(std::memory_order_seq_cst) / batch; };
+    std::uint64_t const next = (batches() + 3) / 2 * 2;
+    pollfd posted{open_file_.load(std::memory_order_acquire), POLLIN, 0};
+    if (poll(&posted, 1, 0) <= 0) return await_pending();
+    while (batches() < next && !settled()) sched_yield();
+  }
+
+  /// Whether the kernel watches all of the pages; it takes as long as to unregister them. The kernel refuses to remove
+  /// the write protection, of which there is none, of pages that no userfaultfd watches. By which userfaultfd it is
+  /// asked makes no difference, but it refuses that to one which is reporting a change. EINVAL: parts of huge pages.
+  bool has_kernel_watch(Address start, Address end) noexcept {
+    uffdio_writeprotect nothing{{start, end - start}, 0};
+    bool const has_gap = msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC) != 0;  // writes nothing
+    if (has_gap || !asked_identity_.is_of(asked_file_)) return false;
+    return ioctl(asked_file_, UFFDIO_WRITEPROTECT, &nothing) == 0 || errno == EINVAL;
+  }
+
+  /// Whether the kernel still watches all pages that are watched and not marked as gone: then no call that unmaps or
+  /// moves any of them has begun.
+  bool intact(Address start, Address end) noexcept {
+    return pages_.all_present(start, end, [&](Address from, Address to) { return has_kernel_watch(from, to); });
+  }
+
+  /// Whether the next pages on both sides are intact. The event of a call that unmaps watched memory is of all that the
+  /// call unmaps, also if only some of that is watched: while it is under way, the next watched page is seen to be gone.
+  bool intact_beside(Address start, Address end) noexcept {
+    for (Address const each : {pages_.before(start) & -page, pages_.after(end)}) {
+      if (each != 0 && !has_kernel_watch(each, each + page)) return false;
+    }
+    return true;
+  }
+
   struct Range {
     Address start, end;
     friend bool operator==(Range const&, Range const&) = default;
+  };
+
+  /// Memory that has moved to `range`.
+  struct Arrived {
+    Range range;
+    std::uint32_t number;
   };
 
   // ---- the reader ----
@@ -260,17 +333,19 @@ class Watch : public Watcher {
   };
 
   [[noreturn]] void read(int file) noexcept {
-    // This thread gets its own table of files, with no other file in it: the program may close files that it does not
+    // This thread gets its own table of files, with no other files in it: the program may close files that it does not
     // know, and what then gets the number must not be read here. What the program closes must not stay open here.
-    syscall(SYS_close_range, file + 1, ~0U, CLOSE_RANGE_UNSHARE);
-    if (file > 0) syscall(SYS_close_range, 0, file - 1, 0);
+    int const first = asked_file_ < 0 ? file : std::min(file, asked_file_), last = std::max(file, asked_file_);
+    syscall(SYS_close_range, last + 1, ~0U, CLOSE_RANGE_UNSHARE);
+    if (last - first > 1) syscall(SYS_close_range, first + 1, last - 1, 0);
+    if (first > 0) syscall(SYS_close_range, 0, first - 1, 0);
     reads_.test_and_set(std::memory_order_release);
     reads_.notify_one();
     for (;;) {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets munmap return
+      pending_.fetch_add(batch, std::memory_order_seq_cst);  // before the first read, which lets munmap return
       take(file);
       bool wants_undo = false;
       {
@@ -280,29 +355,49 @@ class Watch : public Watcher {
           do {
             told = heard_[i];
             auto const [start, end] = told.range;
-            if (!told.stays) mark_gone(file, start, end);
             if (told.to != 0) {
-              wants_undo |= tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
+              arrive(file, told.to, end - start);
+              tell_all(file, [=](auto& each) { return each.try_invalidate(told.to, end - start); });  // what was there
+              wants_undo = true;
             }
+            if (!told.stays) mark_gone(file, start, end, told.to == 0);
+            if (told.to != 0) tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
           } while (told != heard_[i]);
         }
       }
       heard_count_ = 0;
-      pending_.fetch_sub(1, std::memory_order_seq_cst);
+      pending_.fetch_add(batch, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
   }
 
-  void mark_gone(int file, Address start, Address end) noexcept {
+  std::unique_lock<std::mutex> ranges_for_reader(int file) noexcept {
     std::unique_lock guard(ranges_mutex_, std::defer_lock);
     while (!guard.try_lock()) {
       take(file);  // its holder may be waiting in munmap
       sched_yield();
     }
+    return guard;
+  }
+
+  void mark_gone(int file, Address start, Address end, bool unmapped) noexcept {
+    auto const guard = ranges_for_reader(file);
     try {
-      pages_.mark_gone(start, end);
+      pages_.mark_gone(start, end, unmapped);
     } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever memory it is of
+    }
+  }
+
+  /// Memory that has moved is watched there until the undoer ends that. What was there is gone.
+  void arrive(int file, Address to, std::uint64_t size) noexcept {
+    auto const guard = ranges_for_reader(file);
+    if (arrived_count_ == arrived_.size() || !has_kernel_watch(to, to + page)) return;
+    if (++arrivals_ == 0) ++arrivals_;
+    try {
+      pages_.mark_arrived(to, to + size, arrivals_);
+      arrived_[arrived_count_++] = {{to, to + size}, arrivals_};
+    } catch (std::bad_alloc const&) {  // it stays watched
     }
   }
 
@@ -339,8 +434,16 @@ class Watch : public Watcher {
       if (heard_count_ < heard_.size()) {
         heard_[heard_count_++] = {range, to, stays};
       } else {
-        Range const last = heard_.back().range;
-        heard_.back() = {{std::min(last.start, range.start), std::max(last.end, range.end)}, 0, true};
+        Heard& last = heard_.back();
+        Range all = last.range;
+        auto const include = [&all](Address start, std::uint64_t size) {
+          all = {std::min(all.start, start), std::max(all.end, start + size)};
+        };
+        std::uint64_t const size = range.end - range.start;
+        if (last.to != 0) include(last.to, last.range.end - last.range.start);  // what was there is gone too
+        if (to != 0) include(to, size);
+        include(range.start, size);
+        last = {all, 0, true};
       }
     }
   }
@@ -430,6 +533,8 @@ class Watch : public Watcher {
     for (std::uint32_t done = 0;;) {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
+      std::size_t const arrived = arrived_count();
+      await_pending();  // the tenants have been notified of these moves; once they have drained, none relies on it
       std::unique_lock guard(tenants_mutex_);
       for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
         undo_next_ = tenant->next_.load();
@@ -443,7 +548,31 @@ class Watch : public Watcher {
         guard.lock();
         tenant->draining_ = false;
       }
+      guard.unlock();
+      release(arrived);
     }
+  }
+
+  std::size_t arrived_count() noexcept {
+    std::lock_guard const guard(ranges_mutex_);
+    return arrived_count_;
+  }
+
+  /// End the watch of the first `count` of those that have arrived, as `unwatch` does. Not if the kernel also watches
+  /// what follows, such as pages that the move has added: two parts would be two mappings, which the program could not
+  /// move together.
+  void release(std::size_t count) noexcept {
+    await_posted();
+    std::lock_guard const guard(ranges_mutex_);
+    for (auto const& [range, number] : std::span(arrived_).first(count)) {
+      auto const [start, end] = range;
+      if (!pages_.all_arrived(start, end, number) || !has_kernel_watch(start, start + page)) continue;
+      if (has_kernel_watch(end, end + page)) continue;
+      pages_.end_arrived(start, end);
+      end_kernel_watch(start, end);
+    }
+    std::copy(arrived_.begin() + count, arrived_.begin() + arrived_count_, arrived_.begin());
+    arrived_count_ -= count;
   }
 
   std::mutex ranges_mutex_;
@@ -451,8 +580,13 @@ class Watch : public Watcher {
   int file_ = -1;
   FileIdentity identity_;
   std::string problem_;
+  int asked_file_ = -1;  // another userfaultfd, by which nothing is watched: see `intact`
+  FileIdentity asked_identity_;
   PageCounts pages_;
   std::size_t ranges_ = 0;
+  std::array<Arrived, most_arrived> arrived_;  // and still watched
+  std::size_t arrived_count_ = 0;
+  std::uint32_t arrivals_ = 0;
 
   std::mutex tenants_mutex_;
   std::atomic<InvalidationListener*> tenants_ = nullptr;

@@ -267,6 +267,16 @@ def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path: Path, threads
     assert done.stdout + done.stderr == "right\n"
 
 
+@pytest.mark.parametrize("preload", ["", str(library())], ids=["alone", "under pinning run"])
+def test_locks_end_beside_threads_that_take_other_memory_away(tmp_path: Path, preload: str) -> None:
+    """A time-out means that a lock or an unlock waits until the other threads pause, which they do not."""
+    needs_room_to_lock(1 << 20)
+    program = c_program(tmp_path, (ROOT / "tests" / "native" / "beside_storms.c").read_text())
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=400)
+    assert done.stdout + done.stderr == "right\n"
+
+
 def test_a_child_that_has_no_addresses_for_its_map_lives_and_locks_nothing(tmp_path: Path) -> None:
     program = c_program(
         tmp_path,

@@ -237,21 +237,25 @@ void told_by_a_thread() {
   expect(device.locked == 0, "no thread tells the vendor");
 }
 
-/// Watched memory moves to where other watched memory was, which is unwatched only afterwards.
+/// Watched memory moves to where other watched memory was, which is unwatched only afterwards. It is watched until the
+/// listener has drained.
 void moved_to_where_other_memory_was() {
   struct Heard : pinning::InvalidationListener {
     std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override { return false; }
     std::optional<bool> try_move(Address ptr, std::uint64_t, Address) noexcept override {
       if (ptr == from) ++moves;
-      return false;
+      return true;
     }
     bool may_have(Address, std::uint64_t) const noexcept override { return true; }
-    void drain_invalidations() override {}
+    void drain_invalidations() override {
+      while (relies) std::this_thread::yield();
+    }
     std::atomic<Address> from = 0;
     std::atomic<long> moves = 0;
+    std::atomic<bool> relies = true;
   } listener;
   pinning::Watcher& watcher = pinning::process_watcher();
-  watcher.add(listener, false);
+  watcher.add(listener, true);
   auto const moves_from = [&](void* at) {
     listener.from = address(at);
     long const before = listener.moves;
@@ -279,6 +283,19 @@ void moved_to_where_other_memory_was() {
       munmap(to, 2 * size);
     }
   }
+  listener.relies = false;
+  void* moved_on = map_anonymous();
+  expect(watcher.watch(address(moved_on), size), "memory is not watched");
+  Address const first = address(moved_on);
+  moved_on = move(moved_on, size, 2 * size);
+  watcher.unwatch(first, size);
+  for (long before = -1; before != listener.moves;) {  // until the undoer has ended the watch
+    before = listener.moves;
+    listener.from = address(moved_on);
+    if ((moved_on = move(moved_on, 2 * size, 2 * size)) == nullptr) fail("what has moved is several mappings");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  munmap(moved_on, 2 * size);
   // After `unwatch`, no part that remains of a range is watched.
   void* const at = map_anonymous();
   watcher.watch(address(at), size);

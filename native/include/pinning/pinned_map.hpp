@@ -359,7 +359,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   class Watching;
   void await_invalidations() const noexcept;
-  void await_all_invalidations() const noexcept;
+  void await_invalidations(Address ptr, std::uint64_t size) const noexcept;
   // With the mutex:
   std::optional<bool> mark_invalidated(Address ptr, std::uint64_t size) noexcept;
   bool drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);

@@ -2,6 +2,8 @@
 // Invalidation: listeners are notified when memory on which they rely is unmapped, moved or discarded.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -21,7 +23,8 @@ class InvalidationListener {
   /// `drain_invalidations` must be called.
   virtual std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept = 0;
 
-  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules.
+  /// Handle memory that has moved to `to`. Called before `try_invalidate` of any listener, under the same rules. It
+  /// stays watched there until the watcher has called `drain_invalidations` of the listeners for which it does that.
   virtual std::optional<bool> try_move([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
                                        [[maybe_unused]] Address to) noexcept {
     return false;
@@ -74,17 +77,31 @@ class Watcher {
   }
 
   /// Whether listeners have yet to be notified of memory that is gone; the call that took it away may have returned.
-  bool has_pending() const noexcept { return pending_.load(std::memory_order_seq_cst) != 0; }
+  bool has_pending() const noexcept { return (pending_.load(std::memory_order_seq_cst) & (2 * batch - 1)) != 0; }
+
+  /// Wait until they have been notified of what was pending when this was called, however much follows.
+  void await_pending() const noexcept {
+    if (!has_pending()) return;
+    auto const now = [&] { return pending_.load(std::memory_order_seq_cst); };
+    std::uint64_t const batches = now() / batch;
+    while (batches % 2 != 0 && now() / batch == batches) sched_yield();
+    while (now() % batch != 0) sched_yield();
+  }
 
   /// Whether listeners have been notified of all memory that is gone by now, also by a call of another thread that has
   /// not returned but whose addresses may already be in use again.
   virtual bool settled() noexcept = 0;
+  /// Wait until that is so for the memory in [ptr, ptr + size), whatever happens to other memory.
+  virtual void await_settled(Address ptr, std::uint64_t size) noexcept = 0;
 
   /// Why the kernel does not report what `watch` asks for; empty if it does.
   virtual std::string problem() = 0;
 
  protected:
-  std::atomic<std::uint32_t> pending_ = 0;  // notifications in progress, and ranges posted for one
+  /// The number of ranges that are posted for a notification, and from bit 32 on how often the notification of a batch
+  /// of events has begun or ended: odd while one is in progress.
+  std::atomic<std::uint64_t> pending_ = 0;
+  static constexpr std::uint64_t batch = std::uint64_t{1} << 32;
   std::atomic<bool> hears_of_calls_ = false;
   std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all for which `watch` was ever called
 };

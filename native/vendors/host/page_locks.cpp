@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <memory>
 #include <span>
-#include <thread>
 
 #include "../../base/mappings.hpp"
 #include "../../base/system_call.hpp"
@@ -199,7 +198,7 @@ void PageLocks::unlock(Address ptr, Span gone) {
   };
   int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
   // `try_move` must still find the counts of memory that moved just before.
-  while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
+  if (gone.start < gone.end) process_watcher().await_settled(range.start, range.size);
   if (code != 0) {
     each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some may be unlocked by now
       lock_pages(start, end);
@@ -306,7 +305,7 @@ void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
 
 /// Memory that has moved stays in the list while it is being unlocked, so that `try_move` finds it if it moves again.
 void PageLocks::drain_invalidations() {
-  while (process_watcher().has_pending()) std::this_thread::yield();
+  process_watcher().await_pending();
   while (any_moved_) {
     Moved moved;
     {
@@ -319,7 +318,7 @@ void PageLocks::drain_invalidations() {
     }
     unlock_moved(moved);
     // It may have moved again just before, and the watcher's reader may not have reported that yet.
-    while (!process_watcher().settled()) std::this_thread::yield();
+    process_watcher().await_settled(moved.pages.start, moved.pages.end - moved.pages.start);
     std::lock_guard const guard(mutex_);
     auto const all = std::span(moved_).first(moved_count_);
     if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];

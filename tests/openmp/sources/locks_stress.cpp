@@ -53,6 +53,7 @@ class Watch : public pinning::Watcher {
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
   bool settled() noexcept override { return !has_pending(); }
+  void await_settled(Address, std::uint64_t) noexcept override { await_pending(); }
   void hear_of_calls() noexcept override {}
   void invalidate(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
 namespace pinning {
@@ -70,19 +69,12 @@ inline void PinnedMap::drain_invalidations() {
 
 /// Wait until the map knows of memory that is gone by a call that has returned. Not with the mutex: that may take it.
 inline void PinnedMap::await_invalidations() const noexcept {
-  while (watcher_ != nullptr && watcher_->has_pending()) std::this_thread::yield();
+  if (watcher_ != nullptr) watcher_->await_pending();
 }
 
-/// The same for all memory that is gone by now, also by calls in progress on other threads.
-inline void PinnedMap::await_all_invalidations() const noexcept {
-  if (watcher_ == nullptr) return;
-  for (int tries = 0; !watcher_->settled(); ++tries) {
-    if (tries < 64) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
+/// The same for memory of a range that is gone by now, also by calls in progress on other threads.
+inline void PinnedMap::await_invalidations(Address ptr, std::uint64_t size) const noexcept {
+  if (watcher_ != nullptr) watcher_->await_settled(ptr, size);
 }
 
 inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_t size) noexcept {

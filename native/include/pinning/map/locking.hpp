@@ -89,7 +89,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces) {
   check(ptr, size);
   Request request{ptr, size, options, pieces};  // outlives `guard`: destroying a locker's error may take the GIL
-  await_all_invalidations();
+  await_invalidations(ptr, size);
   std::unique_lock guard(mutex_);
   for (;;) {
     if (auto const hold = count_existing(ptr, size, options.coherence, request.confirmed)) return hold;

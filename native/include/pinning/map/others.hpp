@@ -6,7 +6,7 @@ namespace pinning {
 
 inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
   check(ptr, size);
-  await_all_invalidations();
+  await_invalidations(ptr, size);
   Watching watching(*this, ptr, size);
   std::unique_lock guard(mutex_);
   for (;;) {
