@@ -40,7 +40,8 @@ std::string earlier_copy() {
   std::string found;
   auto const look = [](dl_phdr_info* object, std::size_t, void* into) {
     if (!soname_of(*object).starts_with("libpinning.so.")) return 0;
-    if (!contains(*object, reinterpret_cast<void const*>(&check_alone))) *static_cast<std::string*>(into) = object->dlpi_name;
+    bool const is_this = contains(*object, reinterpret_cast<void const*>(&check_alone));
+    if (!is_this) *static_cast<std::string*>(into) = object->dlpi_name;
     return 1;
   };
   dl_iterate_phdr(look, &found);

@@ -10,8 +10,8 @@ namespace pinning {
 
 namespace {
 
-/// The text of a thread's last error. Allocated at the first one: thread-local memory is taken from every thread's stack,
-/// also from the smallest. A thread's destructors run before the last functions of a program do, which allocate it anew.
+/// The text of a thread's last error. Allocated at the first one, because thread-local memory is taken from every
+/// thread's stack. A thread's destructors run before the last functions of a program do, which allocate it anew.
 class LastError {
  public:
   ~LastError() { delete[] std::exchange(text_, nullptr); }

@@ -29,7 +29,8 @@
 #ifdef __cplusplus
 extern "C" {
 #define PINNING_NOEXCEPT noexcept
-#define PINNING_ENUM : unsigned /* as in C; so any number that a function of the program returns is a value of the type */
+/* As in C. So any number that a function of the program returns is a value of the type. */
+#define PINNING_ENUM : unsigned
 #define PINNING_CAST(type, value) static_cast<type>(value)
 #else
 #define PINNING_NOEXCEPT

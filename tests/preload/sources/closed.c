@@ -21,7 +21,8 @@ static void *function(char const *name) {
 static int copy_once(char const *way) {
     driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (driver == NULL) return 3;
-    int (*const init)(unsigned) = function("cuInit"), (*const retain)(void **, int) = function("cuDevicePrimaryCtxRetain");
+    int (*const init)(unsigned) = function("cuInit");
+    int (*const retain)(void **, int) = function("cuDevicePrimaryCtxRetain");
     int (*const set)(void *) = function("cuCtxSetCurrent"), (*const release)(Device) = function("cuMemFree_v2");
     int (*const allocate)(Device *, size_t) = function("cuMemAlloc_v2");
     int (*copy)(Device, void const *, size_t) = NULL;
@@ -35,7 +36,8 @@ static int copy_once(char const *way) {
     void *context;
     Device memory;
     static char const source[1 << 20];
-    if (init(0) != 0 || retain(&context, 0) != 0 || set(context) != 0 || allocate(&memory, sizeof source) != 0) return 6;
+    if (init(0) != 0 || retain(&context, 0) != 0 || set(context) != 0) return 6;
+    if (allocate(&memory, sizeof source) != 0) return 6;
     if (copy(memory, source, sizeof source) != 0 || release(memory) != 0) return 7;
     return dlclose(driver);
 }
