@@ -257,13 +257,19 @@ int main(int count, char **arguments) {
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize(
+    "calls",
+    ["lock,lock_mapped", "register,registrar", "budget,look,copy,create", "unmap,replace,discard", "move,free"],
+)
 @pytest.mark.parametrize("preload", ["", str(library())], ids=["alone", "under pinning run"])
-def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path: Path, threads: str, preload: str) -> None:
-    """Which hold locks of the host's device at the fork. A time-out means that it hangs."""
+def test_a_child_does_not_wait_for_threads_of_its_parent(
+    tmp_path: Path, threads: str, calls: str, preload: str
+) -> None:
+    """Which may be anywhere in these calls at a fork, with the host's device. A time-out means that the child hangs."""
     needs_room_to_lock(1 << 20)
     program = c_program(tmp_path, (ROOT / "tests" / "native" / "beside_threads.c").read_text())
     environment = {**os.environ, "LD_PRELOAD": preload}
-    done = subprocess.run([program, threads], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([program, threads, calls], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout + done.stderr == "right\n"
 
 
