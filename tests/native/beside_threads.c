@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forks, in three ways, while threads make some calls all the time: beside_threads THREADS CALLS (names, such as move,free)
-// A child of fork makes all of these calls itself; one of _Fork or clone only takes memory away. All of them end.
+// Forks, in three ways, while threads make some calls all the time: beside_threads THREADS CALLS
+// CALLS has names, such as move,free. A child of fork makes all of the calls itself; one of _Fork or clone only takes
+// memory away. All of them end.
 #define _GNU_SOURCE
 #include <pinning/pinning.h>
 
@@ -34,7 +35,7 @@ static char *pages(size_t size) {
     return memory;
 }
 
-// The calls, each with `SIZE` bytes of its own. They return whether all was right; beside others a limit may be reached.
+// The calls, each with `SIZE` bytes of its own. They return whether all was right.
 
 static int lock(char *memory) {
     return pinning_lock(map, memory, SIZE, NULL) == PINNING_OK && pinning_unlock(map, memory) == PINNING_OK;
@@ -106,7 +107,8 @@ static int unmap(char *memory) {
 
 static int replace(char *memory) {
     int right = pinning_lock(map, memory, SIZE, NULL) == PINNING_OK;
-    return mmap(memory, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory && right;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    return mmap(memory, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0) == memory && right;
 }
 
 static int discard(char *memory) {
@@ -175,7 +177,9 @@ int main(int count, char **arguments) {
     }
     for (int i = 0; i < FORKS; i++) {
         usleep(500);
-        pid_t child = i % 3 == 0 ? fork() : i % 3 == 1 && _Fork ? _Fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        pid_t child = i % 3 == 0            ? fork()
+                      : i % 3 == 1 && _Fork ? _Fork()
+                                            : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
         if (child == 0) i % 3 == 0 ? in_a_child_of_fork() : in_a_bare_child();
         int status;
         check(waitpid(child, &status, 0) == child && status == 0, "a child failed");
