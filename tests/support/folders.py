@@ -8,4 +8,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent)])  # as in pyproject.toml for pytest
+# As in pyproject.toml for pytest, before what the caller has.
+PYTHONPATH = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
