@@ -11,6 +11,7 @@ import pytest
 
 import submits_at_exit
 from folders import PYTHONPATH
+from limits import needs_room_to_lock
 
 
 def run_program(*command: str) -> tuple[int, str, str]:
@@ -21,6 +22,7 @@ def run_program(*command: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("operation", submits_at_exit.OPERATIONS)
 def test_daemon_threads_go_on_submitting_until_the_end(operation: str) -> None:
+    needs_room_to_lock(4 << 20)
     assert run_program("-W", "ignore", submits_at_exit.__file__, "host", operation) == (0, "", "")
 
 

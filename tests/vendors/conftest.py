@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+import pinning
+from pinning import MemoryKind, arrays
 from pinning.conformance.allocations import Allocations
 from pinning.conformance.faults import eventually
 from pinning.copies import trim_staging
+from pinning.memory import default_pool
 from pinning.plugin.native import NativeQueue
 from standins.cases import on_standin
 from standins.standin import Driver, StandIn
@@ -87,3 +90,14 @@ def memory(standin: StandIn, gpu: Any) -> Iterator[Allocations]:
     yield memory
     standin.configure()
     memory.free()
+
+
+@pytest.fixture
+def other(standin: StandIn, gpu: Any) -> Iterator[pinning.Queue]:
+    """A queue for copies; what they keep is given back after the test."""
+    with pinning.Queue(gpu) as other:
+        yield other
+    gc.collect()
+    arrays.synchronize(gpu)
+    arrays.default_stream(gpu).close()
+    default_pool(gpu, MemoryKind.DEVICE).trim_to(0)

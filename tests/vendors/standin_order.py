@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 
 import pinning
 from noise import noise
-from pinning import MemoryKind, arrays
-from pinning.memory import default_pool
-from standins.standin import StandIn
+from pinning import MemoryKind
 
 PAGE = 4096
 BUSY = 32 << 20  # bytes that the queue fills first: what follows waits for that, unless it does not wait as it should
@@ -54,21 +51,11 @@ LOCKED = {
 }
 
 
-@pytest.fixture
-def ordered(standin: StandIn, gpu: Any) -> Iterator[pinning.Queue]:
-    with pinning.Queue(gpu) as ordered:
-        yield ordered
-    gc.collect()
-    arrays.synchronize(gpu)
-    arrays.default_stream(gpu).close()
-    default_pool(gpu, MemoryKind.DEVICE).trim_to(0)
-
-
 @pytest.mark.parametrize("size", [192 << 10, 12 << 20])
 @pytest.mark.parametrize("read", [whole, batch, rows])
 @pytest.mark.parametrize("write", [whole, batch, rows])
 def test_what_pending_work_writes_is_read_after_it(
-    ordered: pinning.Queue, gpu: Any, write: Copying, read: Copying, size: int
+    other: pinning.Queue, gpu: Any, write: Copying, read: Copying, size: int
 ) -> None:
     with (
         pinning.alloc(BUSY, MemoryKind.DEVICE, device=gpu) as busy,
@@ -78,14 +65,14 @@ def test_what_pending_work_writes_is_read_after_it(
         for turn, (what, slices) in enumerate(LOCKED.items()):
             expected, memory = noise(size, turn), numpy.zeros(size + PAGE, numpy.uint8)
             host = memory[-memory.ctypes.data % PAGE :][:size]
-            pinning.copy(origin, expected, queue=ordered)
+            pinning.copy(origin, expected, queue=other)
             with ExitStack() as locks:
                 for each in slices:
                     locks.enter_context(pinning.lock(host[each], device=gpu))
-                pinning.fill(busy, turn, queue=ordered)
-                write(host, origin, size, ordered)
-                read(there, host, size, ordered)
-                ordered.synchronize()
+                pinning.fill(busy, turn, queue=other)
+                write(host, origin, size, other)
+                read(there, host, size, other)
+                other.synchronize()
             back = numpy.empty_like(expected)
-            pinning.copy(back, there, queue=ordered)
+            pinning.copy(back, there, queue=other)
             assert (back == expected).all(), what

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,10 @@ import pytest
 
 import pinning
 from noise import noise
-from pinning import MemoryKind, arrays
-from pinning.memory import default_pool
+from pinning import MemoryKind
 from pinning.plugin.native import NativeQueue
-from standins.standin import StandIn
 
 TAIL = 64 << 10  # bytes, the last to arrive; little enough to be locked by any user
-
-
-@pytest.fixture
-def other(standin: StandIn, gpu: Any) -> Iterator[pinning.Queue]:
-    """The queue of the copies; what they keep is given back after the test."""
-    with pinning.Queue(gpu) as other:
-        yield other
-    gc.collect()
-    arrays.synchronize(gpu)
-    arrays.default_stream(gpu).close()
-    default_pool(gpu, MemoryKind.DEVICE).trim_to(0)
 
 
 def by_copy(memory: pinning.Allocation, source: numpy.ndarray, _: Path, other: pinning.Queue) -> None:
