@@ -331,6 +331,17 @@ def test_so_many_bytes_may_be_idle(device: FakeDevice) -> None:
     assert device.locked == {}
 
 
+def test_what_exceeds_the_budget_is_not_kept(device: FakeDevice) -> None:
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(2)]
+    locks = [pinning.lock(array, device=device) for array in arrays]
+    pinning.budget(used() - SIZE, idle=2 * SIZE)
+    locks[0].unlock()
+    assert list(device.locked) == [arrays[1].ctypes.data]
+    locks[1].unlock()  # now there is room for it
+    assert pinning.budget().idle == SIZE
+    assert device.count("data_unlock") == 1
+
+
 def test_what_is_idle_is_in_nobodys_way(device: FakeDevice) -> None:
     pinning.budget(1.0)
     array = numpy.zeros(4 * SIZE, "u1")

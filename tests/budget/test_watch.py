@@ -96,6 +96,19 @@ def test_a_new_lock_is_of_the_memory_that_is_there_now(device: FakeDevice, leave
 
 
 @watched
+def test_locks_that_have_ended_take_no_room_in_the_record_of_what_is_watched(device: FakeDevice) -> None:
+    ptr = pages()
+    for _ in range(20_000):  # more than the record may have
+        pinning.lock((ptr, SIZE), device=device).unlock()
+    other = pages()
+    lock = pinning.lock((other, SIZE), device=device)
+    unmapped(other)
+    assert not lock.held
+    lock.unlock()
+    unmapped(ptr)
+
+
+@watched
 def test_shared_memory(device: FakeDevice) -> None:
     file = os.memfd_create("pages")
     os.truncate(file, SIZE)

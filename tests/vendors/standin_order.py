@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import pinning
 from noise import noise
 from pinning import MemoryKind
+from pinning.copies import costs, trim_staging
 
 PAGE = 4096
 BUSY = 32 << 20  # bytes that the queue fills first: what follows waits for that, unless it does not wait as it should
@@ -36,8 +38,20 @@ def rows(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
     pinning.copy_2d_async(dst, ROW, src, ROW, ROW, size // ROW, queue=queue)
 
 
+def last_first(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
+    to, origin, rest = int(address(dst)), int(address(src)), size - 100
+    pinning.copy_async(to + rest, origin + rest, 100, queue=queue)
+    pinning.copy_async(to, origin, rest, queue=queue)
+
+
 def address(end: Any) -> numpy.uint64:
     return numpy.uint64(end.ctypes.data if isinstance(end, numpy.ndarray) else end.device_ptr)
+
+
+def on_pages(size: int) -> numpy.ndarray:
+    """Zeroes from the start of a page on."""
+    memory = numpy.zeros(size + PAGE, numpy.uint8)
+    return memory[-memory.ctypes.data % PAGE :][:size]
 
 
 # What of the host's memory is locked, as slices.
@@ -52,7 +66,7 @@ LOCKED = {
 
 
 @pytest.mark.parametrize("size", [192 << 10, 12 << 20])
-@pytest.mark.parametrize("read", [whole, batch, rows])
+@pytest.mark.parametrize("read", [whole, batch, rows, last_first])
 @pytest.mark.parametrize("write", [whole, batch, rows])
 def test_what_pending_work_writes_is_read_after_it(
     other: pinning.Queue, gpu: Any, write: Copying, read: Copying, size: int
@@ -63,8 +77,7 @@ def test_what_pending_work_writes_is_read_after_it(
         pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there,
     ):
         for turn, (what, slices) in enumerate(LOCKED.items()):
-            expected, memory = noise(size, turn), numpy.zeros(size + PAGE, numpy.uint8)
-            host = memory[-memory.ctypes.data % PAGE :][:size]
+            expected, host = noise(size, turn), on_pages(size)
             pinning.copy(origin, expected, queue=other)
             with ExitStack() as locks:
                 for each in slices:
@@ -76,3 +89,44 @@ def test_what_pending_work_writes_is_read_after_it(
             back = numpy.empty_like(expected)
             pinning.copy(back, there, queue=other)
             assert (back == expected).all(), what
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("read", [whole, batch, rows])
+def test_what_a_function_writes_is_read_after_it(
+    other: pinning.Queue, gpu: Any, monkeypatch: pytest.MonkeyPatch, read: Copying, room: bool
+) -> None:
+    """Also without pinned blocks to stage through."""
+    if not room:
+        trim_staging()
+        monkeypatch.setattr(costs, "staging_bytes", 0)
+    size = 192 << 10
+    expected, host = noise(size), numpy.zeros(size, numpy.uint8)
+
+    def write() -> None:
+        time.sleep(0.05)
+        host[:] = expected
+
+    with pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there:
+        other.call(write)
+        read(there, host, size, other)
+        other.synchronize()
+        back = numpy.empty_like(expected)
+        pinning.copy(back, there, queue=other)
+        assert (back == expected).all()
+
+
+@pytest.mark.usefixtures("queue")
+def test_every_byte_of_a_large_copy_of_locked_memory(other: pinning.Queue, gpu: Any) -> None:
+    """It is submitted in pieces, because of another queue and the border of two locks."""
+    size, border = (33 << 20) + 12_345, 32 << 20
+    source, back = on_pages(size), on_pages(size)
+    source[:] = noise(size)
+    with pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there, ExitStack() as locks:
+        for host in (source, back):
+            locks.enter_context(pinning.lock(host[:border], device=gpu))
+            locks.enter_context(pinning.lock(host[border:], device=gpu))
+        whole(there, source, size, other)
+        whole(back, there, size, other)
+        other.synchronize()
+        assert (back == source).all()
