@@ -18,6 +18,7 @@ from limits import needs_room_to_lock
 from noise import noise
 from pinning import InvalidRangeError, PinningError, VendorError
 from pinning.copies import Copy, Reason, costs
+from pinning.copies.work import bytes_moved
 
 SIZE = 64 << 10
 
@@ -159,6 +160,19 @@ def test_explain_says_which_way_parts_go(queue: pinning.Queue, monkeypatch: pyte
     assert (copy.path, copy.reason) == (plan.path, plan.reason)
     assert back.path == "plain"  # because of one small part
     assert "to pageable memory; 1 part " in back.reason
+
+
+def test_bytes_are_counted_by_the_way_that_they_go(queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "ring_bytes", 4 << 20)
+    needs_room_to_lock(5 << 20)  # for the ring
+    array, half = noise(SIZE), SIZE // 2
+    with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:half], device="host:0"):
+        batch = [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]
+        for dsts, srcs, way in ((batch[0], batch[1], "staged"), (batch[1], batch[0], "plain")):
+            before = bytes_moved()
+            pinning.copy_batch(dsts, srcs, batch[2], queue=queue)
+            moved = {path: now - before[path] for path, now in bytes_moved().items() if now != before[path]}
+            assert moved == {"direct": half + 100, way: half}
 
 
 def test_one_item_goes_as_a_copy_does(queue: pinning.Queue) -> None:
