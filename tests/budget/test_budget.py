@@ -31,7 +31,9 @@ SIZE = 1 << 16
 
 @pytest.fixture(autouse=True)
 def budget() -> Iterator[None]:
-    """Each test begins with the default budget; memory of earlier tests may still be locked."""
+    """Each test begins with the default budget; memory of earlier tests may still be locked, and stays so."""
+    gc.collect()
+    collect()
     yield
     pinning.budget(1.0, idle=False)
 
