@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import signal
+import subprocess
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -23,7 +24,7 @@ from watchdog import Watchdog
 SLOW_LIMIT = 1200  # seconds for a slow test; `timeout` in pyproject.toml is that of others
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK that are enough for every test
 
-tell_before_killing()
+tell_before_killing(subprocess.TimeoutExpired, pytest.fail.Exception)
 
 # A shell makes its background jobs ignore SIGINT, and their children inherit that; but tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,12 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def tell_before_killing() -> None:
-    """From now on, print the stacks of a program to stderr before it is killed because its time is up."""
+def tell_before_killing(*errors: type[BaseException]) -> None:
+    """From now on, print the stacks of a program to stderr before it is killed because of one of these errors.
+
+    They say that its time is up, or that of the test that waits for it.
+    """
     kill = subprocess.Popen.kill
 
     def tell_and_kill(process: subprocess.Popen[str]) -> None:
-        if isinstance(sys.exception(), subprocess.TimeoutExpired) and process.returncode is None:
+        if isinstance(sys.exception(), errors) and process.returncode is None:
             print(stacks(process.pid), file=sys.stderr)
         kill(process)
 
