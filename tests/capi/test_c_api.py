@@ -25,6 +25,7 @@ from pinning.copies import Reason
 
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+NATIVE = ROOT / "tests" / "native"
 INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
 LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.library_dirs())]
 LINKED += [f"-Wl,-rpath,{folder}" for folder in pinning.library_dirs()]
@@ -58,7 +59,7 @@ def child_with(folder: Path, program: str, scene: str) -> str:
 
 @pytest.mark.parametrize("options", [[], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]])
 def test_c_program(tmp_path: Path, options: list[str]) -> None:
-    source = ROOT / "tests" / "native" / "c_api.c"
+    source = NATIVE / "c_api.c"
     run(compiler(), *STRICT, *options, *INCLUDES, source, *LINKED, "-o", tmp_path / "c_api", folder=tmp_path)
     assert run(tmp_path / "c_api", folder=tmp_path) == "all right\n"
 
@@ -195,7 +196,7 @@ def test_what_names_no_device_is_an_invalid_argument(name: str) -> None:
 def c_program(folder: Path, text: str) -> Path:
     source, program = folder / "program.c", folder / "program"
     source.write_text(text)
-    run(compiler(), *INCLUDES, "-pthread", source, *LINKED, "-o", program, folder=folder)
+    run(compiler(), *INCLUDES, f"-I{NATIVE}", "-pthread", source, *LINKED, "-o", program, folder=folder)
     return program
 
 
@@ -267,7 +268,7 @@ def test_a_child_does_not_wait_for_threads_of_its_parent(
 ) -> None:
     """Which may be anywhere in these calls at a fork, with the host's device. A time-out means that the child hangs."""
     needs_room_to_lock(1 << 20)
-    program = c_program(tmp_path, (ROOT / "tests" / "native" / "beside_threads.c").read_text())
+    program = c_program(tmp_path, (NATIVE / "beside_threads.c").read_text())
     environment = {**os.environ, "LD_PRELOAD": preload}
     done = subprocess.run([program, threads, calls], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout + done.stderr == "right\n"
@@ -277,7 +278,7 @@ def test_a_child_does_not_wait_for_threads_of_its_parent(
 def test_locks_end_beside_threads_that_take_other_memory_away(tmp_path: Path, preload: str) -> None:
     """A time-out means that a lock or an unlock waits until the other threads pause, which they do not."""
     needs_room_to_lock(1 << 20)
-    program = c_program(tmp_path, (ROOT / "tests" / "native" / "beside_storms.c").read_text())
+    program = c_program(tmp_path, (NATIVE / "beside_storms.c").read_text())
     environment = {**os.environ, "LD_PRELOAD": preload}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=400)
     assert done.stdout + done.stderr == "right\n"

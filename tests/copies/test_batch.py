@@ -21,6 +21,7 @@ from pinning.copies import Copy, Reason, costs
 from pinning.copies.work import bytes_moved
 
 SIZE = 64 << 10
+HALF = SIZE // 2
 
 
 @pytest.fixture
@@ -138,41 +139,45 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
             pinning.copy_batch_async([there], [array], queue=queue, engine="kernel")
 
 
-def test_explain_says_which_way_parts_go(queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+Batch = tuple[list[int], list[numpy.ndarray], list[int]]
+
+
+@pytest.fixture
+def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch]:
+    """Two items to a device: `SIZE` bytes of which half are locked, and 100 of these."""
     monkeypatch.setattr(costs, "ring_bytes", 4 << 20)
     needs_room_to_lock(5 << 20)  # for the ring
-    array, half = noise(SIZE), SIZE // 2
-    with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:half], device="host:0"):
-        batch = [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]
-        plan = pinning.explain_batch(*batch, queue=queue)
-        copy = pinning.copy_batch(*batch, queue=queue)
-        back = pinning.copy_batch(batch[1], batch[0], batch[2], queue=queue)
+    array = noise(SIZE)
+    with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:HALF], device="host:0"):
+        yield [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]
+
+
+def test_explain_says_which_way_parts_go(queue: pinning.Queue, batch: Batch) -> None:
+    plan = pinning.explain_batch(*batch, queue=queue)
+    copy = pinning.copy_batch(*batch, queue=queue)
+    back = pinning.copy_batch(batch[1], batch[0], batch[2], queue=queue)
     assert [(group.path, group.reason_code, group.count, group.nbytes) for group in plan.groups] == [
-        ("direct", Reason.ENGINES, 2, half + 100),
-        ("staged", Reason.PAGEABLE, 1, half),
+        ("direct", Reason.ENGINES, 2, HALF + 100),
+        ("staged", Reason.PAGEABLE, 1, HALF),
     ]
     assert plan.path == "staged"
     assert str(plan).splitlines() == [
         f"staged, {SIZE + 100} bytes: {plan.reason}",
-        f"  direct  {half + 100:>14} bytes in 2 parts {plan.groups[0].reason}",
-        f"  staged  {half:>14} bytes in 1 part {plan.groups[1].reason}",
+        f"  direct  {HALF + 100:>14} bytes in 2 parts {plan.groups[0].reason}",
+        f"  staged  {HALF:>14} bytes in 1 part {plan.groups[1].reason}",
     ]
     assert (copy.path, copy.reason) == (plan.path, plan.reason)
     assert back.path == "plain"  # because of one small part
     assert "to pageable memory; 1 part " in back.reason
 
 
-def test_bytes_are_counted_by_the_way_that_they_go(queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "ring_bytes", 4 << 20)
-    needs_room_to_lock(5 << 20)  # for the ring
-    array, half = noise(SIZE), SIZE // 2
-    with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:half], device="host:0"):
-        batch = [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]
-        for dsts, srcs, way in ((batch[0], batch[1], "staged"), (batch[1], batch[0], "plain")):
-            before = bytes_moved()
-            pinning.copy_batch(dsts, srcs, batch[2], queue=queue)
-            moved = {path: now - before[path] for path, now in bytes_moved().items() if now != before[path]}
-            assert moved == {"direct": half + 100, way: half}
+def test_bytes_are_counted_by_the_way_that_they_go(queue: pinning.Queue, batch: Batch) -> None:
+    dsts, srcs, sizes = batch
+    for to, origin, way in ((dsts, srcs, "staged"), (srcs, dsts, "plain")):
+        before = bytes_moved()
+        pinning.copy_batch(to, origin, sizes, queue=queue)
+        moved = {path: now - before[path] for path, now in bytes_moved().items() if now != before[path]}
+        assert moved == {"direct": HALF + 100, way: HALF}
 
 
 def test_one_item_goes_as_a_copy_does(queue: pinning.Queue) -> None:

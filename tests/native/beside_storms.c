@@ -2,32 +2,16 @@
 // Locks and unlocks memory beside threads that take other memory away without a pause: beside_storms [DEVICE]
 // It ends once enough has been locked beside each storm, whatever the threads do.
 #define _GNU_SOURCE
-#include <pinning/pinning.h>
-
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+
+#include "beside.h"
 
 enum { THREADS = 4, PAIRS = 1000, BLOCK = 1 << 14 };
 
 static pinning_map *map;
 static char *moved, *shared;
 static volatile int stop;
-
-static void check(int right, const char *what) {
-    if (right) return;
-    fprintf(stderr, "%s: %s\n", what, pinning_last_error());
-    exit(1);
-}
-
-static char *pages(size_t size) {
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(memory != MAP_FAILED, "mmap");
-    memory[0] = 1;
-    return memory;
-}
 
 static char *move(char *memory, size_t size, size_t new_size) {
     char *to = mremap(memory, size, new_size, MREMAP_MAYMOVE | MREMAP_FIXED, pages(new_size));

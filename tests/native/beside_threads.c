@@ -3,18 +3,15 @@
 // CALLS has names, such as move,free. A child of fork makes all of the calls itself; one of _Fork or clone only takes
 // memory away. All of them end.
 #define _GNU_SOURCE
-#include <pinning/pinning.h>
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "beside.h"
 
 enum { FORKS = 300, SIZE = 1 << 14 };
 
@@ -22,18 +19,6 @@ extern pid_t _Fork(void) __attribute__((weak));  // from glibc 2.34 on
 
 static pinning_map *map;
 static volatile int stop;
-
-static void check(int right, const char *what) {
-    if (right) return;
-    fprintf(stderr, "%s: %s\n", what, pinning_last_error());
-    exit(1);
-}
-
-static char *pages(size_t size) {
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(memory != MAP_FAILED, "mmap");
-    return memory;
-}
 
 // The calls, each with `SIZE` bytes of its own. They return whether all was right.
 
