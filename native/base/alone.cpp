@@ -3,6 +3,8 @@
 
 #include <link.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <pinning/errors.hpp>
 #include <span>
 #include <string>
@@ -36,24 +38,24 @@ std::string_view soname_of(dl_phdr_info const& object) noexcept {
 }
 
 /// The file of the copy that was loaded first, unless that is this one.
-std::string earlier_copy() {
-  std::string found;
-  auto const look = [](dl_phdr_info* object, std::size_t, void* into) {
+constinit char const* earlier = nullptr;
+
+/// Looks when the library is loaded: a later look would need a lock, which a child of fork could find held.
+[[gnu::constructor]] void look_for_earlier() {
+  auto const look = [](dl_phdr_info* object, std::size_t, void*) {
     if (!soname_of(*object).starts_with("libpinning.so.")) return 0;
     bool const is_this = contains(*object, reinterpret_cast<void const*>(&check_alone));
-    if (!is_this) *static_cast<std::string*>(into) = object->dlpi_name;
+    if (!is_this && (earlier = strdup(object->dlpi_name)) == nullptr) std::abort();  // no memory for a few words
     return 1;
   };
-  dl_iterate_phdr(look, &found);
-  return found;
+  dl_iterate_phdr(look, nullptr);
 }
 
 }  // namespace
 
 void check_alone() {
-  static std::string const earlier = earlier_copy();
-  if (earlier.empty()) return;
-  throw Unavailable("another copy of libpinning is loaded, " + earlier +
+  if (earlier == nullptr) return;
+  throw Unavailable("another copy of libpinning is loaded, " + std::string(earlier) +
                     ", and a process can have only one: load libpinning.so.0 by that name, or by this path");
 }
 

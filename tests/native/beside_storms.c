@@ -67,10 +67,12 @@ static void beside(void *(*storm)(void *)) {
     }
     // It is watched although its watch has ended so often: a lock ends with the memory.
     check(pinning_lock(map, own, BLOCK, NULL) == PINNING_OK, "lock");
-    munmap(own, BLOCK);
+    // Its addresses are not given back, lest another thread locks memory there.
+    check(mmap(own, BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == own, "mmap");
     check(pinning_find(map, own, 1, NULL) != PINNING_OK, "found after it was unmapped");
     stop = 1;
     for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+    munmap(own, BLOCK);
 }
 
 int main(int count, char **arguments) {

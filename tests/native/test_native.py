@@ -49,9 +49,9 @@ pytestmark = pytest.mark.timeout(1800)  # the sanitized library alone may take m
 Command = list[str]
 
 
-def output(command: Command) -> tuple[int, str]:
+def output(command: Command, timeout: float = 1700) -> tuple[int, str]:
     """Return exit status and output of `command`. The timeout is only against hangs: a machine may be slow."""
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1700)
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
     return run.returncode, run.stdout
 
 
@@ -175,7 +175,7 @@ def test_program(build: Callable[[str, str], Command], program: str, variant: st
         # ThreadSanitizer supports no thread that a forked child starts, such as the watcher's; watch_stress tests that
         # one. Nor does it support reads of the status page while the page is remapped with the same figures.
         command = ["env", "PINNING_WATCH=0", "PINNING_STATUS=0", *command]
-    status, said = output(command)
+    status, said = output(command, 300)
     assert status == 0, f"{' '.join(command)}\n{said}"
     if "SKIPPED" in said:
         pytest.skip(said)

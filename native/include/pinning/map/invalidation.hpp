@@ -116,7 +116,7 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
 /// vendor that counts locks per page would count a new lock there together with one whose memory is gone.
 inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
   if (invalidated_count_.load(std::memory_order_relaxed) == 0) return true;
-  static Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+  Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
   Address const start = std::max(ptr & -page, Address{1}), last = (ptr + (size - 1)) | (page - 1);
   for (auto const& region : table_.overlapping(start, last - start + 1)) {
     Record const& record = table_.value(region.id);
