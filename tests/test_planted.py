@@ -11,6 +11,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_bug_has_its_place() -> None:
-    command = [sys.executable, "-P", ROOT / "tools/planted/plant.py", "--check"]
+    command = [sys.executable, "-P", ROOT / "tools/planted", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

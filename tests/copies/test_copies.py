@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 import pinning
+from fake_device import in_threads
 from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
 from noise import noise
@@ -268,6 +269,21 @@ def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pi
         gc.collect()
         assert trim_staging() == costs.ring_bytes
         assert not any(kind is MemoryKind.HOST for _, kind in device.allocated.values())
+
+
+def test_threads_stage_in_queues_of_their_own(device: FakeMemoryDevice) -> None:
+    def copy(seed: int) -> bool:
+        arrays = [noise(MIB + seed, seed + at) for at in range(3)]
+        with pinning.Queue(device) as own, pinning.alloc(MIB + seed, device=device) as there:
+            for array in arrays * 5:
+                back = numpy.zeros_like(array)
+                pinning.copy_async(there, array, queue=own)
+                pinning.copy_async(back, there, queue=own).wait()
+                if (back != array).any():
+                    return False
+        return True
+
+    assert all(in_threads(copy, range(4)))
 
 
 @pytest.mark.parametrize(("ring_bytes", "path"), [(1000, "plain"), (256 * KIB, "staged"), (256 * KIB + 1, "staged")])

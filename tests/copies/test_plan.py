@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy
 import pytest
 
 import pinning
+from fake_device import WAIT, Background
 from fake_memory import FakeMemoryDevice
 from pinning.copies import costs
 from pinning.copies.plan import CopyPath
@@ -89,6 +90,26 @@ def test_any_ranges(device: FakeMemoryDevice, seed: int) -> None:
             for start, _, _, external in ranges:
                 (device.data_unlock if external else pinned_map.unlock)(base + start)
             assert len(pinned_map) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_a_lock_grows_no_step_crosses_a_border_of_its_pieces(device: FakeMemoryDevice, seed: int) -> None:
+    """A piece that is not locked yet may be by the time of the copy."""
+    draw = numpy.random.default_rng(seed)
+    host = numpy.zeros(SIZE, numpy.uint8)
+    base, piece = host.ctypes.data, int(draw.integers(1000, 20000))
+    start, end = int(draw.integers(1, SIZE // 3)), int(draw.integers(SIZE * 2 // 3, SIZE))
+    stop = start + piece * int(draw.integers(1, -(-(end - start) // piece)))  # where the piece that comes next begins
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        with device.stopping("data_lock", base + stop) as gate:
+            locking = Background(lambda: pinning.lock(host[start:end], device=device, piece=piece))
+            gate.reached.wait(WAIT)
+            steps = pinning.explain(there, host, queue=queue).steps
+        cast("pinning.Lock", locking.result()).unlock()
+    ends = numpy.cumsum([0, *(step.size for step in steps)]).tolist()
+    assert ends == [0, *range(start, end, piece), end, SIZE]
+    for at, step in zip(ends, steps, strict=False):
+        assert (step.path == CopyPath.DIRECT) == (start <= at < stop)
 
 
 def test_what_others_have_unpinned_is_pageable(device: FakeMemoryDevice) -> None:

@@ -225,6 +225,16 @@ def peak_memory() -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 
+def test_slices_beside_whole_tensors(tmp_path: Path) -> None:
+    """The bytes adjoin in the file, and in memory, too; what follows a slice or comes before it has no rows."""
+    arrays = {name: noise(64 * 256, seed).reshape(64, 256) for seed, name in enumerate("abcdef")}
+    path = save(tmp_path / "a", **arrays)
+    plan = {"a": ALL, "b": numpy.s_[:, :128], "c": ALL, "d": numpy.s_[:, 128:], "e": numpy.s_[:, :64], "f": ALL}
+    found = load(path, plan)
+    for name, index in plan.items():
+        assert (found[name] == arrays[name][index]).all()
+
+
 @pytest.mark.parametrize("cold", [False, True])
 def test_large_slices(tmp_path: Path, cold: bool) -> None:
     """More than a block of a ring, in contiguous parts of many sizes."""

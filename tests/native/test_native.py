@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile the native tests of table, map, kernel, staging rings and libpinning, also with sanitizers, and run them.
+"""Compile the native tests of table, map, kernel, staging rings and libpinning, and run them.
+
+Those of variant "built" are linked with the library that is tested; else the library's sources are compiled, too, such
+as with sanitizers.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from c_api import LIBRARY
 from run_folder import made_once, run_folder
 
 HERE = Path(__file__).parent
@@ -22,8 +26,9 @@ NATIVE = HERE.parents[1] / "native"
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "native")]
 LIBPINNING = [path for part in ("base", "watch", "vendors", "map", "capi") for path in (NATIVE / part).rglob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
+FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES, *os.environ.get("CXXFLAGS", "").split()]
 VARIANTS = {
+    "built": ["-O1"],
     "plain": ["-O2"],
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
@@ -91,12 +96,14 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     def build(program: str, variant: str) -> Command:
         if variant not in launchers:
             launchers[variant] = launcher(variant, tmp_path_factory.mktemp(variant))
-        sources = [HERE / f"{program}.cpp", *WITH.get(program, [])]
+        is_built = variant == "built"
+        sources = [HERE / f"{program}.cpp", *([] if is_built else WITH.get(program, []))]
         binary = shared / f"{program}-{variant}"
         with made_once(binary) as made:
             if not made:
                 objects = [str(each) for each in compiled(sources, variant, shared)]
-                status, said = output([CXX, "-pthread", *VARIANTS[variant], *objects, "-ldl", "-o", str(binary)])
+                library = [str(LIBRARY), f"-Wl,-rpath,{LIBRARY.parent}"] if is_built else ["-ldl"]
+                status, said = output([CXX, "-pthread", *VARIANTS[variant], *objects, *library, "-o", str(binary)])
                 assert status == 0, said
         return [*launchers[variant], str(binary)]
 
@@ -128,8 +135,8 @@ def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
 
 
 def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
-    """Whether it is slow to compile (sanitized, or with the map or sources of the library) or to run."""
-    return variant != "plain" or program in {"pinned_map_stress", "siblings_stress", *WITH} or int(arguments[0]) > 2
+    """Whether it is slow to compile (sanitized, or with sources of the library) or to run."""
+    return variant != "built" and (variant != "plain" or program in WITH or int(arguments[0]) > 2)
 
 
 @pytest.mark.parametrize(
@@ -146,23 +153,23 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
             ("page_table_stress", "plain", ["6", "2"]),
             ("page_table_stress", "thread", ["12", "2"]),
             ("page_table_stress", "address", ["10", "3"]),
-            ("pinned_map_stress", "plain", ["1", "1"]),
+            ("pinned_map_stress", "built", ["1", "1"]),
             ("pinned_map_stress", "thread", ["3", "2"]),
             ("pinned_map_stress", "address", ["2", "3"]),
-            ("siblings_stress", "plain", ["1", "1"]),
+            ("siblings_stress", "built", ["1", "1"]),
             ("siblings_stress", "thread", ["3", "2"]),
             ("siblings_stress", "address", ["2", "3"]),
-            ("watch_stress", "plain", ["2", "1", "forks"]),
+            ("watch_stress", "built", ["2", "1", "forks"]),
             ("watch_stress", "thread", ["3", "2"]),
             ("watch_stress", "address", ["2", "3"]),
-            ("staging_stress", "plain", ["3", "1"]),
+            ("staging_stress", "built", ["2", "1"]),
             ("staging_stress", "thread", ["6", "2"]),
             ("staging_stress", "address", ["4", "3"]),
-            ("c_api_stress", "plain", ["2", "1", "forks"]),
+            ("c_api_stress", "built", ["2", "1", "forks"]),
             ("c_api_stress", "thread", ["3", "2", "forks"]),
             ("c_api_stress", "address", ["2", "3"]),
             ("move_parts", "plain", ["2", "1"]),  # no sanitizer supports its coroutines
-            ("out_of_memory", "plain", []),
+            ("out_of_memory", "built", []),
             ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator supports forks beside threads
             ("host_stress", "thread", ["3", "2"]),
             ("host_stress", "address", ["2", "3"]),

@@ -272,6 +272,24 @@ def test_a_queue_that_the_vendor_does_not_take_back_is_still_open(device: FakeMe
     queue.close()
 
 
+def test_what_was_submitted_before_a_refusal_comes_before_later_events(device: FakeMemoryDevice) -> None:
+    def refused(vendor: object) -> None:
+        vendor.mark(lambda: ran.append(2))  # type: ignore[attr-defined]
+        raise VendorError("fakeInjected", 7, "FAKE_INJECTED")
+
+    ran: list[int] = []
+    with Queue(device) as queue:
+        first = queue.submit(lambda vendor: vendor.mark(lambda: ran.append(1)))  # type: ignore[attr-defined]
+        with pytest.raises(VendorError, match="INJECTED"):
+            queue.submit(refused)
+        last = queue.record()
+        while not last.done() and device.release(steps=1):
+            pass
+        assert ran == [1, 2]
+        assert first.done()
+        device.let_go()
+
+
 # ---- an adopted queue, whose progress only events show ----
 
 

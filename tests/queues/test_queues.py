@@ -62,6 +62,14 @@ def test_a_barrier(device: FakeMemoryDevice) -> None:
         assert all(event.comes_after(first.point) for event in events if first.point)
 
 
+def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device: FakeMemoryDevice) -> None:
+    with Queue(device, "out_of_order") as queue:
+        events = [queue.submit(work) for _ in range(20)]  # more than it has lanes
+        last = queue.submit(work, [events[3]])
+        assert [last.comes_after(event.point) for event in events if event.point] == [at == 3 for at in range(20)]
+        device.let_go()
+
+
 def test_copies_between_queues_of_the_host() -> None:
     values, copy = np.arange(1 << 18), np.zeros(1 << 18, np.int64)
     here, there, size = values.ctypes.data, copy.ctypes.data, values.nbytes

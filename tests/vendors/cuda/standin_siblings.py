@@ -16,7 +16,7 @@ import pinning
 from c_api import Map
 from child_process import run_in_child
 from fake_device import in_threads
-from pinning import Lock, NotLockedError, PartialOverlapError, PinnedMap, PinningError
+from pinning import Lock, NotLockedError, PartialOverlapError, PinnedMap, PinningError, VendorError
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
 
@@ -103,6 +103,24 @@ def test_copies_across_the_border_of_what_another_device_has_locked(
         assert (back == array).all()
         for lock in locks:
             lock.unlock()
+
+
+def test_beside_what_is_left_of_an_unlock_that_was_refused_half_way(standin: StandIn) -> None:
+    """What has been unregistered, up to its first byte, can be locked for another device."""
+    array = numpy.zeros(4 * UNIT, "u1")
+    lock = pinning.lock(array, device="cuda:0", piece=UNIT)
+    standin.configure("fail=cuMemHostUnregister:2:4242")
+    with pytest.raises(VendorError, match="4242"):
+        lock.unlock()
+    standin.configure("")
+    left = sorted(start - array.ctypes.data for start, _ in standin.registrations())
+    gone = [at for at in range(0, array.nbytes, UNIT) if at not in left]
+    assert gone
+    for at in gone:
+        with pinning.locked(array[at : at + UNIT], device="cuda:1"):
+            assert len(standin.registrations()) == len(left) + 1
+    lock.unlock()
+    assert standin.registrations() == set()
 
 
 def test_locked_from_c_too(standin: StandIn) -> None:

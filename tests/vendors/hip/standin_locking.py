@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 from hip import hip
 
+import pinning
 from mapped_memory import PAGE, Memory
-from pinning.errors import AlreadyPinnedError, VendorError
+from pinning.errors import AlreadyPinnedError, StillLockedError, VendorError
 from pinning_hip import plugin
 from standins.standin import StandIn
 
@@ -73,3 +75,14 @@ def test_a_refusal_does_not_surface_in_other_libraries(standin: StandIn) -> None
         DEVICE.data_unlock(memory.ptr)
     assert hip.hipGetLastError() == (0,)
     DEVICE.data_unlock(memory.ptr)
+
+
+def test_what_one_device_has_locked_coarse_grained_is_not_coherent_for_another(standin: StandIn) -> None:
+    memory = numpy.zeros(PAGE, "u1")
+    with pinning.locked(memory, device="hip:0", coherent=False):
+        with pytest.raises(StillLockedError, match="coarse-grained"):
+            pinning.lock(memory, device="hip:1", coherent=True)
+        with pinning.locked(memory, device="hip:1", coherent=False):
+            assert len(standin.registrations()) == 1
+    with pinning.locked(memory, device="hip:1", coherent=True):
+        assert len(standin.registrations()) == 1

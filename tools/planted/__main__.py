@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``plant.py [--check] [NAME ...]``: how many of the bugs in bugs.toml the fast tests catch.
+"""``python tools/planted [--check] [--fast] [NAME ...]``: how many of the bugs in bugs.toml the tests catch.
 
 All bugs are planted into one copy of the sources, each behind its number in the environment variable PLANTED, so that
 one build serves them all. Then the tests that each bug names run with it; a test that fails must pass without it. A bug
-that no test fails for survives. With ``--check`` only the places of the bugs are looked for.
-Results go to build/planted/results.json; bugs that have one are not tried again unless they are named.
+that no test fails for survives. With ``--fast`` slow tests are left out, as in ``make test``; with ``--check`` only the
+places of the bugs are looked for. Results go to build/planted/results.json; bugs that have one are not tried again
+unless they are named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build/planted"
 SITE, TREE, RESULTS = WORK / "site", WORK / "tree", WORK / "results.json"
+FLAGS = f"{os.environ.get('CXXFLAGS', '')} -include {WORK}/planted.hpp"
 LIMIT = 900  # seconds for the tests of a bug: some bugs hang
 
 HEADER = """#pragma once
@@ -86,17 +88,16 @@ def plant(all_bugs: list[Bug]) -> None:
 
 
 def build() -> None:
-    flags = f"{os.environ.get('CXXFLAGS', '')} -include {WORK}/planted.hpp"
     shutil.rmtree(SITE, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--target", SITE, TREE], env={**os.environ, "CXXFLAGS": flags}, check=True)
+    subprocess.run([*pip, "--target", SITE, TREE], env={**os.environ, "CXXFLAGS": FLAGS}, check=True)
 
 
-def run(number: int, tests: list[str]) -> tuple[bool, str]:
-    """Whether fast tests pass with a bug (0: none) in effect, up to the first that does not; and what pytest says."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-n", "2"]
+def run(number: int, tests: list[str], marks: str) -> tuple[bool, str]:
+    """Whether tests pass with a bug (0: none) in effect, up to the first that does not; and what pytest says."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "2"]
     where = {"PLANTED": str(number), "PYTHONPATH": str(SITE), "PYTHONSAFEPATH": "1"}
-    environment = {**os.environ, **where}
+    environment = {**os.environ, **where, "CXXFLAGS": FLAGS}
     log = WORK / f"{number}.log"
     with log.open("w") as out:
         try:
@@ -108,18 +109,19 @@ def run(number: int, tests: list[str]) -> tuple[bool, str]:
     return done.returncode == 0, log.read_text()
 
 
-def caught(bug: Bug) -> bool:
+def caught(bug: Bug, marks: str) -> bool:
     """Whether a test fails, or does not end, because of a bug: what fails is run once more without it."""
-    passes, said = run(bug.number, bug.tests.split())
+    passes, said = run(bug.number, bug.tests.split(), marks)
     if passes:
         return False
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
-    return not failed or run(0, failed)[0]
+    return not failed or run(0, failed, marks)[0]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="look for the places of the bugs, and build nothing")
+    parser.add_argument("--fast", action="store_true", help="without the slow tests")
     parser.add_argument("names", nargs="*", metavar="NAME", help="bugs to try; by default all that have no result")
     given = parser.parse_args()
     all_bugs = bugs()
@@ -131,7 +133,7 @@ def main() -> int:
     plant(all_bugs)
     build()
     for bug in chosen:
-        results[bug.name] = caught(bug)
+        results[bug.name] = caught(bug, "not slow" if given.fast else "")
         print(f"{bug.name}: {'caught' if results[bug.name] else 'SURVIVES'} ({bug.kind})", flush=True)
         RESULTS.write_text(json.dumps(results, indent=1))
     tried = [results[bug.name] for bug in all_bugs if bug.name in results]
