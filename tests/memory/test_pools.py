@@ -230,6 +230,23 @@ def test_blocks_split_and_merge(device: FakeMemoryDevice, pool: Pool) -> None:
         queue.free(whole)
 
 
+def test_what_is_left_of_a_block_waits_for_its_free(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        whole = alloc(one, pool, 2 * KIB)
+        base = whole.ptr
+        one.submit(lambda vendor: vendor.fill(base, b"\1", 2 * KIB), (), (whole,))
+        one.free(whole)
+        part = alloc(one, pool)
+        assert part.ptr == base
+        early = alloc(other, pool)
+        assert early.ptr != base + KIB
+        device.release()
+        rest = alloc(other, pool)
+        assert rest.ptr == base + KIB
+        for allocation in (part, early, rest):
+            other.free(allocation)
+
+
 def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
     device: FakeMemoryDevice, pool: Pool
 ) -> None:
@@ -375,6 +392,42 @@ def test_over_the_maximum(device: FakeMemoryDevice, context: Context) -> None:
         queue.free(with_room)
         with refused:
             pass
+
+
+def test_two_threads_stay_below_the_maximum(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second allocates while the vendor allocates for the first."""
+
+    def allocate(size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        monkeypatch.undo()
+        events.append(other.alloc(2 * KIB, pool=pool)[1])
+        return device.allocate(size, kind)
+
+    events: list[Event] = []
+    with Queue(device) as queue, Queue(device) as other, Pool(context, maximum_size=4 * KIB) as pool:
+        monkeypatch.setattr(device, "allocate", allocate)
+        first = alloc(queue, pool, 3 * KIB)
+        assert isinstance(events[0].error, PoolLimitError)
+        assert pool.reserved == 3 * KIB
+        queue.free(first)
+        device.let_go()
+
+
+def test_new_memory_without_a_device_address_goes_back(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(ptr: int) -> None:
+        raise VendorError("fakeAddress", 1, "FAKE_FAILURE")
+
+    with Queue(device) as queue, Pool(context, HOST) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr(device, "is_pinned_ptr", refuse)
+            with pytest.raises(VendorError, match="FAKE_FAILURE"):
+                queue.alloc(KIB, pool=pool)
+        assert (device.allocated, pool.reserved, pool.used) == ({}, 0, 0)
+        queue.free(alloc(queue, pool))
+        device.let_go()
 
 
 def queue_free_wait(queue: Queue, refused: pinning.Allocation):  # type: ignore[no-untyped-def]
