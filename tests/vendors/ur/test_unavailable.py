@@ -7,7 +7,6 @@ Each case runs in its own process, because a loader is never unloaded.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,6 @@ COUNT = count_of("pinning_ur")
 # Hides the folders in which pip installs the loader, so that only the library path can have one.
 ELSEWHERE = "import sys, site; sys.prefix = '/nowhere'; site.getuserbase = lambda: '/nowhere'"
 WITHOUT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-
-
-def test_importing_loads_no_loader() -> None:
-    program = "import pinning_ur; print('libur_loader' in open('/proc/self/maps').read())"
-    assert run(program) == "False\n"
 
 
 def test_a_loader_that_is_not_installed() -> None:
@@ -40,14 +34,6 @@ def test_a_loader_that_lacks_a_library(tmp_path: Path) -> None:
     said = run(f"{ELSEWHERE}\nsys.prefix = {str(tmp_path)!r}\n{COUNT}", WITHOUT)
     assert said.startswith("unavailable: libur_loader.so.0")
     assert f"{tmp_path}/lib/libur_loader.so.0: " in said, "the reason is that of the file that is there"
-
-
-def test_a_library_of_another_kind(tmp_path: Path) -> None:
-    source = tmp_path / "empty.c"
-    source.write_text("")
-    subprocess.run(["cc", "-shared", "-o", tmp_path / "libur_loader.so.0", source], check=True)
-    said = run(COUNT, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert said.startswith("unavailable: libur_loader.so.0 has no urLoaderInit: it is too old")
 
 
 def test_the_loader_is_found_where_pip_puts_it(standin_folder: Path, tmp_path: Path) -> None:
@@ -77,14 +63,6 @@ def test_a_loader_without_a_device(standin_folder: Path, configuration: str, wor
     said = run(COUNT, DRIVER.environment(standin_folder, configuration))
     assert said.startswith("unavailable:")
     assert [word for word in words if word not in said] == []
-
-
-@pytest.mark.parametrize("function", ["urLoaderInit", "urAdapterGet", "urAdapterGetInfo", "urDeviceGetSelected"])
-def test_another_try_after_a_failure(standin_folder: Path, function: str) -> None:
-    program = f"{COUNT}print(plugin.device_count())"
-    said = run(program, DRIVER.environment(standin_folder, f"fail={function}:1:20"))
-    assert said.splitlines()[0].startswith("unavailable:")
-    assert said.splitlines()[1:] == ["1"]
 
 
 def test_a_loader_of_2025_2(old_standin_folder: Path, tmp_path: Path) -> None:
