@@ -87,6 +87,14 @@ def test_calls_take_effect_in_their_order(tmp_path: Path, go: threading.Event, t
     assert not order._pending
 
 
+def test_a_folder_is_loaded_with_the_files_that_are_being_saved_there(tmp_path: Path, go: threading.Event) -> None:
+    pinning.save_file({"a": noise(7)}, tmp_path / "a.safetensors")
+    saved = pinning.save_file_async({"b": noise(20_000)}, tmp_path / "b.safetensors")
+    threading.Timer(0.2, go.set).start()
+    assert sorted(load(tmp_path)) == ["a", "b"]
+    saved.wait()
+
+
 def test_a_save_behind_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, go: threading.Event) -> None:
     first = pinning.save_file_async({"a": noise(20_000)}, tmp_path / "a")
     second = pinning.save_file_async({"a": noise(20_001)}, tmp_path / "a")
