@@ -420,6 +420,37 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
     assert (done.returncode, done.stdout) == (0, "40000 right 1 1\n8388608 right 1 1\n"), done.stderr
 
 
+def unusual(build: Callable[[Driver], Path], log: Path, what: str, failures: str = "") -> tuple[str, Counter[str]]:
+    """What a program of unusual_copies.py prints, and the driver's calls."""
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
+    try:
+        folder = build(DRIVER)
+    except MissingError as error:
+        pytest.skip(str(error))
+    variables = {**os.environ, "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
+    done = subprocess.run(
+        [sys.executable, "-P", Path(__file__).parent / "unusual_copies.py", what],
+        env=DRIVER.environment(folder, f"log={log};{failures}", variables),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout, Counter(line.split()[0] for line in log.read_text().splitlines())
+
+
+def test_memory_pinned_in_the_middle_is_the_drivers(build: Callable[[Driver], Path], tmp_path: Path) -> None:
+    assert unusual(build, tmp_path / "log", "middle")[0] == "1\n"
+
+
+def test_failures_now_and_then_end_no_staging(build: Callable[[Driver], Path], tmp_path: Path) -> None:
+    failures = ";".join(f"fail=cuMemcpyAsync:{n}:999" for n in (3, 20, 40, 60))
+    said, calls = unusual(build, tmp_path / "log", "many", failures)
+    assert said.split() == ["0"] * 60
+    assert calls["cuMemcpyHtoD"] == 4
+
+
 @pytest.mark.parametrize("what", ["shared", "context", "fork"])
 def test_rings(build: Callable[[Driver], Path], what: str) -> None:
     if len(os.sched_getaffinity(0)) == 1:
