@@ -21,11 +21,17 @@ struct launch {
     unsigned long long count;
 };
 
+// A kernel's range may go on in the next one: the pieces of a lock have adjoining addresses.
 static void *host_of(CUdeviceptr ptr, size_t size) {
     pthread_mutex_lock(&mutex);
     struct range *r = holding(ptr);
-    CUdeviceptr host = r && ptr - r->host >= r->size ? ptr - r->shift : ptr;
-    if (!r || host - r->host + size > r->size) {
+    CUdeviceptr host = r && ptr - r->host >= r->size ? ptr - r->shift : ptr, shift = ptr - host;
+    while (r && host + size - r->host > r->size) {
+        CUdeviceptr next = r->host + r->size;
+        r = holding(next);
+        if (r && (r->host != next || (shift && r->shift != shift))) r = NULL;
+    }
+    if (!r) {
         fprintf(stderr, "libcuda stand-in: a kernel was given %#llx with %zu bytes, which no device reaches\n", ptr, size);
         abort();
     }

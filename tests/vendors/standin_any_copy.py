@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of copy moves exactly its bytes, whatever is locked: compared with NumPy, at the borders of all parts.
+
+On the stand-in for every vendor's driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy
+import pytest
+
+import pinning
+from noise import noise
+from pinning.copies import costs
+
+KIB = 1024
+SIZE = 1 << 20
+STAGE = 128 * KIB
+
+
+@pytest.fixture(autouse=True)
+def small_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "stage_to_device", STAGE)
+    monkeypatch.setattr(costs, "stage_to_host", STAGE)
+    monkeypatch.setattr(costs, "ring_bytes", 4 * 64 * KIB)
+    monkeypatch.setattr(costs, "threads", 2)
+
+
+class Borders:
+    """Where parts of a copy begin and end, and draws of offsets there or a byte beside."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = numpy.random.default_rng(seed)
+        self.all = [0, STAGE, 64 * KIB, 4096, SIZE]
+
+    def offset(self, first: int = 0, last: int = SIZE) -> int:
+        near = int(self.draw.choice(self.all)) + int(self.draw.integers(-1, 2))
+        return near if first <= near <= last and self.draw.integers(4) else int(self.draw.integers(first, last + 1))
+
+    def span(self, longest: int = SIZE) -> tuple[int, int]:
+        """Start and size of a range that is not empty."""
+        start, end = sorted((self.offset(), self.offset()))
+        start = min(start, SIZE - 1)
+        return start, min(max(end - start, 1), longest)
+
+    def locks(self, array: numpy.ndarray, device: Any, stack: ExitStack) -> None:
+        """Lock some disjoint parts, some of them in pieces."""
+        ends = sorted({self.offset() for _ in range(2 * int(self.draw.integers(0, 4)))})
+        for start, end in zip(ends[::2], ends[1::2], strict=False):
+            piece = int(self.draw.integers(1000, 200_000)) if self.draw.integers(2) else None
+            stack.enter_context(pinning.lock(array[start:end], device=device, piece=piece))
+            self.all += [start, end, min(start + (piece or 0), SIZE)]
+
+
+def spans(borders: Borders, count: int) -> Iterator[tuple[int, int, int]]:
+    """Disjoint destinations, their sources, and sizes."""
+    ends = sorted({borders.offset() for _ in range(2 * count)})
+    for start, end in zip(ends[::2], ends[1::2], strict=False):
+        size = end - start
+        yield start, borders.offset(0, SIZE - size), size
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("verb", ["copy", "batch", "rows"])
+@pytest.mark.parametrize("inwards", [True, False], ids=["to the device", "to the host"])
+def test_every_copy_moves_exactly_its_bytes(
+    other: pinning.Queue, gpu: Any, verb: str, inwards: bool, seed: int
+) -> None:
+    borders = Borders(seed)
+    host = noise(SIZE, seed)
+    there = noise(SIZE, seed + 1000)
+    dst, src = (there, host) if inwards else (host, there)
+    expected = dst.copy()
+    with pinning.alloc(SIZE, device=gpu) as memory, ExitStack() as stack:
+        pinning.copy(memory, there, queue=other)
+        borders.locks(host, gpu, stack)
+        to, origin = (memory.ptr, host.ctypes.data) if inwards else (host.ctypes.data, memory.ptr)
+        if verb == "copy":
+            at, size = borders.span()
+            begin = borders.offset(0, SIZE - size)
+            at = min(at, SIZE - size)
+            expected[at : at + size] = src[begin : begin + size]
+            pinning.copy(to + at, origin + begin, size, queue=other)
+        elif verb == "batch":
+            items = list(spans(borders, 12))
+            for at, begin, size in items:
+                expected[at : at + size] = src[begin : begin + size]
+            addresses = [numpy.array(column, "u8") for column in zip(*items, strict=True)]
+            pinning.copy_batch(addresses[0] + to, addresses[1] + origin, addresses[2], queue=other)
+        else:
+            width = borders.offset(1, SIZE // 8)
+            pitches = [width + int(borders.draw.choice([0, 1, 100, 5000])) for _ in range(2)]
+            height = min(int(borders.draw.integers(1, 40)), *((SIZE - width) // pitch + 1 for pitch in pitches))
+            for row in range(height):
+                at, begin = row * pitches[0], row * pitches[1]
+                expected[at : at + width] = src[begin : begin + width]
+            pinning.copy_2d_async(to, pitches[0], origin, pitches[1], width, height, other).wait()
+        if inwards:
+            pinning.copy(there, memory, queue=other)
+        assert numpy.flatnonzero(dst != expected).tolist()[:5] == []
