@@ -123,6 +123,27 @@ def test_what_is_locked_so_far_is_used(device: FakeDevice, buffer: np.ndarray) -
     assert device.count("data_lock") == PIECES
 
 
+def test_what_is_left_of_a_lock_that_fails_is_counted_until_unlocked(device: FakeDevice, buffer: np.ndarray) -> None:
+    """Another lock needs the first pieces: they stay locked, for that one alone."""
+    before = pinning.budget().used
+    with device.stopping("data_lock", start(buffer) + 2 * PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        pending.wait(2 * PIECE, timeout=WAIT)
+        inside = pinning.lock(buffer[PIECE : 2 * PIECE], device=device)
+        gate.open(VendorError("fakeRegister", 1, "FAKE_FAILURE"))
+        with pytest.raises(VendorError, match="FAKE_FAILURE"):
+            pending.wait(timeout=WAIT)
+    assert pinning.budget().used == before + 2 * PIECE
+    region = pinning.find(buffer[: 2 * PIECE], device=device)
+    assert region is not None
+    assert (region.size, region.references) == (2 * PIECE, 1)
+    with pytest.raises(StillLockedError, match="cut short"):
+        pinning.lock(buffer[2 * PIECE :], device=device)
+    inside.unlock()
+    assert device.locked == {}
+    assert pinning.budget().used == before
+
+
 def test_a_copy_takes_each_part_of_what_grows_by_itself() -> None:
     # The host's device makes the copy: what matters is that the bytes are right while the region grows.
     source = np.arange(1 << 18, dtype=np.uint8)
