@@ -109,13 +109,23 @@ def run(number: int, tests: list[str], marks: str) -> tuple[bool, str]:
     return done.returncode == 0, log.read_text()
 
 
+def failures(said: str) -> set[str]:
+    return set(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE))
+
+
 def caught(bug: Bug, marks: str) -> bool:
     """Whether a test fails, or does not end, because of a bug: what fails is run once more without it."""
-    passes, said = run(bug.number, bug.tests.split(), marks)
-    if passes:
-        return False
-    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
-    return not failed or run(0, failed, marks)[0]
+    unrelated: set[str] = set()
+    while True:
+        others = [f"--deselect={each}" for each in unrelated]
+        passes, said = run(bug.number, [*bug.tests.split(), *others], marks)
+        if passes:
+            return False
+        failed = failures(said)
+        still = failed & failures(run(0, sorted(failed), marks)[1]) if failed else set()
+        if not failed or failed - still:
+            return True
+        unrelated |= still
 
 
 def main() -> int:
