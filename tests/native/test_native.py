@@ -43,7 +43,6 @@ ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
     "c_api_stress": ALL,
     "host_stress": [*HOST, *COPIES],
-    "out_of_memory": ALL,
     "processors": [path for path in LIBPINNING if path.stem == "processors"],
     "staging_stress": COPIES,
     "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],

@@ -69,12 +69,25 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+def needs_two_processors() -> None:
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
+
+
+def run_script(
+    build: Callable[[Driver], Path], *command: str, configuration: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program of this folder with the stand-in, and with this library before it."""
+    environment = DRIVER.environment(build(DRIVER), configuration, {**os.environ, "LD_PRELOAD": str(TOOL), **variables})
+    script = [sys.executable, "-P", Path(__file__).with_name(command[0]), *command[1:]]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
     """Return a function that runs the program with the stand-in, and with this library before it if `preload`."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
-    if len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("needs two processors: with one nothing is staged")
+    needs_two_processors()
     try:
         folders = [f"-isystem{folder}" for folder in includes()]
     except MissingError as error:
@@ -258,8 +271,7 @@ def test_a_synchronous_copy_returns_when_other_streams_see_it(
 ) -> None:
     """As with the driver alone, which leaves the last MiB in flight; the stand-in does so too."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
-    if len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("needs two processors: with one nothing is staged")
+    needs_two_processors()
     try:
         folders = [f"-isystem{folder}" for folder in includes()]
         base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", "PINNING_REPORT": "-"}
@@ -411,31 +423,15 @@ def test_a_wrong_setting_is_told_and_nothing_is_staged(run: Run, variable: str, 
 
 
 def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driver], Path]) -> None:
-    try:
-        environment = DRIVER.environment(build(DRIVER), "", {**os.environ, "LD_PRELOAD": str(TOOL)})
-    except MissingError as error:
-        pytest.skip(str(error))
-    command = [sys.executable, "-P", Path(__file__).parent / "crossing_locks.py"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_script(build, "crossing_locks.py")
     assert (done.returncode, done.stdout) == (0, "40000 right 1 1\n8388608 right 1 1\n"), done.stderr
 
 
 def unusual(build: Callable[[Driver], Path], log: Path, what: str, failures: str = "") -> tuple[str, Counter[str]]:
     """What a program of unusual_copies.py prints, and the driver's calls."""
-    if len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("needs two processors: with one nothing is staged")
-    try:
-        folder = build(DRIVER)
-    except MissingError as error:
-        pytest.skip(str(error))
-    variables = {**os.environ, "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
-    done = subprocess.run(
-        [sys.executable, "-P", Path(__file__).parent / "unusual_copies.py", what],
-        env=DRIVER.environment(folder, f"log={log};{failures}", variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    needs_two_processors()
+    configuration, least = f"log={log};{failures}", "64KiB"
+    done = run_script(build, "unusual_copies.py", what, configuration=configuration, PINNING_COPIES_MIN_BYTES=least)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, Counter(line.split()[0] for line in log.read_text().splitlines())
 
@@ -453,15 +449,8 @@ def test_failures_now_and_then_end_no_staging(build: Callable[[Driver], Path], t
 
 @pytest.mark.parametrize("what", ["shared", "context", "fork"])
 def test_rings(build: Callable[[Driver], Path], what: str) -> None:
-    if len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("needs two processors: with one nothing is staged")
-    try:
-        base = {**os.environ, "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
-        environment = DRIVER.environment(build(DRIVER), "", base)
-    except MissingError as error:
-        pytest.skip(str(error))
-    command = [sys.executable, "-P", Path(__file__).parent / "rings.py", what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    needs_two_processors()
+    done = run_script(build, "rings.py", what, PINNING_COPIES_MIN_BYTES="64KiB")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

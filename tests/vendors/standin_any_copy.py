@@ -41,27 +41,23 @@ class Borders:
         near = int(self.draw.choice(self.all)) + int(self.draw.integers(-1, 2))
         return near if first <= near <= last and self.draw.integers(4) else int(self.draw.integers(first, last + 1))
 
-    def span(self, longest: int = SIZE) -> tuple[int, int]:
+    def span(self) -> tuple[int, int]:
         """Start and size of a range that is not empty."""
         start, end = sorted((self.offset(), self.offset()))
         start = min(start, SIZE - 1)
-        return start, min(max(end - start, 1), longest)
+        return start, max(end - start, 1)
+
+    def disjoint(self, most: int) -> Iterator[tuple[int, int]]:
+        """Starts and ends of ranges that share no byte."""
+        ends = sorted({self.offset() for _ in range(2 * most)})
+        return zip(ends[::2], ends[1::2], strict=False)
 
     def locks(self, array: numpy.ndarray, device: Any, stack: ExitStack) -> None:
         """Lock some disjoint parts, some of them in pieces."""
-        ends = sorted({self.offset() for _ in range(2 * int(self.draw.integers(0, 4)))})
-        for start, end in zip(ends[::2], ends[1::2], strict=False):
+        for start, end in self.disjoint(int(self.draw.integers(0, 4))):
             piece = int(self.draw.integers(1000, 200_000)) if self.draw.integers(2) else None
             stack.enter_context(pinning.lock(array[start:end], device=device, piece=piece))
             self.all += [start, end, min(start + (piece or 0), SIZE)]
-
-
-def spans(borders: Borders, count: int) -> Iterator[tuple[int, int, int]]:
-    """Disjoint destinations, their sources, and sizes."""
-    ends = sorted({borders.offset() for _ in range(2 * count)})
-    for start, end in zip(ends[::2], ends[1::2], strict=False):
-        size = end - start
-        yield start, borders.offset(0, SIZE - size), size
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -86,7 +82,8 @@ def test_every_copy_moves_exactly_its_bytes(
             expected[at : at + size] = src[begin : begin + size]
             pinning.copy(to + at, origin + begin, size, queue=other)
         elif verb == "batch":
-            items = list(spans(borders, 12))
+            ranges = borders.disjoint(12)
+            items = [(at, borders.offset(0, SIZE - (end - at)), end - at) for at, end in ranges]
             for at, begin, size in items:
                 expected[at : at + size] = src[begin : begin + size]
             addresses = [numpy.array(column, "u8") for column in zip(*items, strict=True)]

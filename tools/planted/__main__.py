@@ -94,8 +94,8 @@ def build() -> None:
 
 
 def run(number: int, tests: list[str], marks: str) -> tuple[bool, str]:
-    """Whether tests pass with a bug (0: none) in effect, up to the first that does not; and what pytest says."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "2"]
+    """Whether tests pass with a bug (0: none) in effect; and what pytest says. `tests` may have options of pytest."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "2"]
     where = {"PLANTED": str(number), "PYTHONPATH": str(SITE), "PYTHONSAFEPATH": "1"}
     environment = {**os.environ, **where, "CXXFLAGS": f"{FLAGS} -Wno-error"}
     log = WORK / f"{number}.log"
@@ -118,7 +118,7 @@ def caught(bug: Bug, marks: str) -> bool:
     unrelated: set[str] = set()
     while True:
         others = [f"--deselect={each}" for each in unrelated]
-        passes, said = run(bug.number, [*bug.tests.split(), *others], marks)
+        passes, said = run(bug.number, ["-x", *bug.tests.split(), *others], marks)
         if passes:
             return False
         failed = failures(said)
