@@ -30,6 +30,7 @@ from pinning import (
 )
 from pinning.conformance.faults import eventually
 from pinning.memory import default_pool
+from pinning.plugin import PinnedInfo
 from queue_work import program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
@@ -417,15 +418,25 @@ def test_two_threads_stay_below_the_maximum(
 def test_new_memory_without_a_device_address_goes_back(
     device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(ptr: int) -> None:
-        raise VendorError("fakeAddress", 1, "FAKE_FAILURE")
+    """The vendor is asked for it twice: for the map, and for the pool's block."""
+    ask = device.is_pinned_ptr
+    answers = 0
+
+    def refuse(ptr: int) -> PinnedInfo | None:
+        nonlocal answers
+        if answers == 0:
+            raise VendorError("fakeAddress", 1, "FAKE_FAILURE")
+        answers -= 1
+        return ask(ptr)
 
     with Queue(device) as queue, Pool(context, HOST) as pool:
-        with monkeypatch.context() as patched:
-            patched.setattr(device, "is_pinned_ptr", refuse)
-            with pytest.raises(VendorError, match="FAKE_FAILURE"):
-                queue.alloc(KIB, pool=pool)
-        assert (device.allocated, pool.reserved, pool.used) == ({}, 0, 0)
+        for before in range(2):
+            with monkeypatch.context() as patched:
+                patched.setattr(device, "is_pinned_ptr", refuse)
+                answers = before
+                with pytest.raises(VendorError, match="FAKE_FAILURE"):
+                    queue.alloc(KIB, pool=pool)
+            assert (device.allocated, pool.reserved, pool.used) == ({}, 0, 0)
         queue.free(alloc(queue, pool))
         device.let_go()
 
