@@ -510,56 +510,9 @@ def test_rows_of_the_host_are_measured_by_their_own_pitch(device: FakeMemoryDevi
 # ---- when a source may be read ----
 
 
-def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any) -> bool:
-    """Whether a copy of pageable memory that is submitted now may read it at once."""
-    seen: list[bool] = []
-    module = sys.modules["pinning.copies.copy"]
-    plan_copy = module.plan_copy
-
-    def look(to: Any, origin: Any, size: int, queue: pinning.Queue, early: bool, in_turn: bool) -> Any:
-        seen.append(early)
-        return plan_copy(to, origin, size, queue, early, in_turn)
-
-    def point(queue: pinning.Queue, work: Any, waits: Any) -> Any:
-        return queue.submit(None, waits, (), Copy)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "plan_copy", look)
-        patch.setattr(module, "submit_native", point)
-        with pinning.alloc(array.nbytes, device=device) as there:
-            pinning.copy_async(there, array, queue=queue, **how)
-            device.release()
-            queue.poll()
-    return seen == [True]
-
-
-def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
-    monkeypatch.setattr(costs, "threads", 2)
-    array, other = noise(1 << 20), noise(1 << 20, seed=2)
-    device.held = True
-    with pinning.Queue(device) as queue, pinning.Queue(device) as second, pinning.alloc(SIZE, device=device) as there:
-        assert early(device, queue, array), "nothing is pending"
-        pinning.copy_async(other[:SIZE], there, queue=queue)
-        assert early(device, queue, array), "what is pending writes something else"
-        pinning.copy_async(array[:SIZE], there, queue=queue)
-        assert not early(device, queue, array), "what is pending writes the source"
-        assert early(device, queue, array), "that is over now"
-        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
-        assert not early(device, queue, array), "nobody knows what is pending"
-        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
-        assert early(device, queue, array, src_access_order="any"), "who submits says that it may be"
-        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
-        assert not early(device, queue, array, wait_for=(waited,)), "what it waits for may write the source"
-        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
-        queue.wait_for(waited)
-        assert not early(device, queue, array), "what the queue waits for may write the source"
-        assert early(device, queue, array)
-        assert queue.handle is not None
-        assert not early(device, queue, array), "others may submit there too"
-        with pytest.raises(InvalidRangeError, match="src_access_order"):
-            pinning.copy_async(there, array, SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
-        device.let_go()
+def test_an_order_of_accesses_that_is_none(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.alloc(SIZE, device=device) as there, pytest.raises(InvalidRangeError, match="src_access_order"):
+        pinning.copy_async(there, noise(SIZE), SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
 
 
 def test_a_lock_that_goes_while_a_copy_is_planned(

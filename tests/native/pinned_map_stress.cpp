@@ -88,6 +88,13 @@ class Vendor : public pinning::Locker {
     locked_.erase(ptr);
     ++unlocks;
   }
+  void forget(Address ptr, pinning::Span gone) override {
+    {
+      std::lock_guard const guard(interpreter);
+      gone_ = gone;
+    }
+    unlock(ptr);
+  }
   std::optional<pinning::Pinned> is_pinned(Address ptr) override {
     std::lock_guard const guard(interpreter);
     if (refuse()) throw Refused("is_pinned");
@@ -108,6 +115,8 @@ class Vendor : public pinning::Locker {
     return locked_.size();
   }
   void obey() { refuse_one_in_ = 0; }
+  /// What memory was gone when the vendor last unlocked memory some of which was.
+  pinning::Span gone() const { return gone_; }
 
   // The next call at `ptr` stops until `release`, then fails if `failing`; `wait_for_caller` returns once it has begun.
   void hold(Address ptr) {
@@ -149,6 +158,7 @@ class Vendor : public pinning::Locker {
   std::atomic<unsigned> refuse_one_in_;
   std::optional<Range> const where_others_pin_;  // mostly refused to us, so that others can pin it
   std::optional<Range> foreign_;
+  pinning::Span gone_{};
   std::map<Address, std::uint64_t> locked_;
   std::minstd_rand random_;
   std::mutex gate_;
@@ -462,6 +472,15 @@ void memory_leaves() {
   map.invalidate(0x21000, 0x1000);
   map.drain_invalidations();
   expect(vendor.held() == 1, "pieces stay locked");
+  Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE)), all = Address{1} << 30;
+  for (Address const second : {0, 3, 5}) {  // pages: both parts are gone if they touch, otherwise the larger one is known
+    map.lock(all, 8 * page);
+    map.invalidate(all + page, 2 * page);
+    map.invalidate(all + second * page, page);
+    map.drain_invalidations();
+    auto const [start, end] = vendor.gone();
+    expect(start == all + (second == 0 ? 0 : page) && end == all + (second == 3 ? 4 : 3) * page, "a part that is gone is forgotten");
+  }
   map.unlock(anew);
   expect(vendor.held() == 0 && vendor.locks == vendor.unlocks, "something stays locked");
 }
@@ -770,6 +789,28 @@ void a_refused_lock_is_tried_once_more() {
   });
   map.lock(0x8000, 0x800);
   expect(map.find(0x8000) && !map.find_registered(0x1000) && map.find_registered(0x2000), "a refused lock gives up early");
+}
+
+/// Idle memory leaves as long as the vendor has no room, also if each region that leaves is not enough for it.
+void a_lock_without_room_is_tried_again() {
+  struct Small final : Vendor {
+    Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
+      if (size < 0x1000 && held() > 0) throw pinning::VendorError({.function = "fakeLock", .code = 2, .name = "NO_ROOM", .advice = "", .no_memory = true});
+      return Vendor::lock(ptr, size, options);
+    }
+  };
+  Small vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, Budget::unlimited);
+  PinnedMap map(vendor, budget);
+  for (Address start = 0x1000; start <= 0x4000; start += 0x1000) map.unlock(map.lock(start, 0x1000), true);
+  map.lock(0x8000, 0x800);
+  expect(map.find(0x8000) && vendor.held() == 1, "idle memory stays though the vendor has no room");
+  try {
+    map.lock(0x9000, 0x800);
+    fail("locked without room");
+  } catch (pinning::VendorError const&) {  // nothing is idle any more
+  }
 }
 
 // ---- all at once ----
@@ -1204,6 +1245,7 @@ int main(int argc, char** argv) {
   the_budget_is_for_all_maps();
   a_lock_waits_for_the_room_that_an_unlock_makes();
   a_refused_lock_is_tried_once_more();
+  a_lock_without_room_is_tried_again();
   flicker(time / 4);
   paced(time / 4, seed);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);

@@ -20,22 +20,23 @@ PAGE = 4096
 BUSY = 32 << 20  # bytes that the queue fills first: what follows waits for that, unless it does not wait as it should
 ROW = 1024
 
-Copying = Callable[[Any, Any, int, pinning.Queue], object]
+Events = tuple[pinning.Event, ...]
+Copying = Callable[..., object]
 
 
-def whole(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
-    pinning.copy_async(dst, src, size, queue=queue)
+def whole(dst: Any, src: Any, size: int, queue: pinning.Queue, wait_for: Events = ()) -> None:
+    pinning.copy_async(dst, src, size, queue=queue, wait_for=wait_for)
 
 
-def batch(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
+def batch(dst: Any, src: Any, size: int, queue: pinning.Queue, wait_for: Events = ()) -> None:
     starts = numpy.array([0, PAGE, size // 3, size - PAGE - 1], numpy.uint64)
     sizes = numpy.diff(numpy.array([*starts, size], numpy.uint64))
     to, origin = address(dst) + starts, address(src) + starts
-    pinning.copy_batch_async(to, origin, sizes, queue=queue)
+    pinning.copy_batch_async(to, origin, sizes, queue=queue, wait_for=wait_for)
 
 
-def rows(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
-    pinning.copy_2d_async(dst, ROW, src, ROW, ROW, size // ROW, queue=queue)
+def rows(dst: Any, src: Any, size: int, queue: pinning.Queue, wait_for: Events = ()) -> None:
+    pinning.copy_2d_async(dst, ROW, src, ROW, ROW, size // ROW, queue=queue, wait_for=wait_for)
 
 
 def last_first(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
@@ -91,10 +92,28 @@ def test_what_pending_work_writes_is_read_after_it(
             assert (back == expected).all(), what
 
 
+Waiting = Callable[[pinning.Queue, pinning.Queue, Callable[[], None]], Events]
+
+
+def the_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
+    queue.call(function)
+    return ()
+
+
+def another_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
+    queue.wait_for(second.call(function))
+    return ()
+
+
+def the_copy(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
+    return (second.call(function),)
+
+
 @pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("waiting", [the_queue, another_queue, the_copy])
 @pytest.mark.parametrize("read", [whole, batch, rows])
 def test_what_a_function_writes_is_read_after_it(
-    other: pinning.Queue, gpu: Any, monkeypatch: pytest.MonkeyPatch, read: Copying, room: bool
+    other: pinning.Queue, gpu: Any, monkeypatch: pytest.MonkeyPatch, read: Copying, waiting: Waiting, room: bool
 ) -> None:
     """Also without pinned blocks to stage through."""
     if not room:
@@ -107,9 +126,8 @@ def test_what_a_function_writes_is_read_after_it(
         time.sleep(0.05)
         host[:] = expected
 
-    with pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there:
-        other.call(write)
-        read(there, host, size, other)
+    with pinning.Queue(gpu) as second, pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there:
+        read(there, host, size, other, waiting(other, second, write))
         other.synchronize()
         back = numpy.empty_like(expected)
         pinning.copy(back, there, queue=other)
