@@ -25,7 +25,7 @@ from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from noise import noise
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
-from pinning.copies import Copy, Reason, costs
+from pinning.copies import Reason, costs
 
 SIZE = 1000
 
