@@ -68,8 +68,9 @@ NATIVE = (
     "map",
     "copies",
     "capi",
-    "openmp",
-    "preload",
+    "tool",
+    "tool/openmp",
+    "tool/cuda",
 )
 
 # Imports from higher layers that only a type checker makes, for annotations.
@@ -193,7 +194,7 @@ def breaches_in_floors_of_native(root: Path) -> list[Source]:
 
     def room(path: Path) -> str:
         parts = path.relative_to(native).parts
-        return "/".join(parts[:2]) if parts[0] == "vendors" and len(parts) > 2 else parts[0]
+        return "/".join(parts[:2]) if parts[0] in ("tool", "vendors") and len(parts) > 2 else parts[0]
 
     breaches = []
     for source in sorted(native.rglob("*.[ch]pp")):

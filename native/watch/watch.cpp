@@ -2,7 +2,7 @@
 // The kernel's userfaultfd reports memory that goes away: a thread that unmaps, moves or discards watched memory waits
 // in that call until the event has been read here.
 //
-// If the program's own calls of libc are seen (native/openmp/hooks.cpp), `invalidate` notifies the tenants (listeners)
+// If the program's own calls of libc are seen (native/tool/hooks.cpp), `invalidate` notifies the tenants (listeners)
 // before these calls remove memory: on the calling thread or, if a lock of a tenant is taken, perhaps by that thread
 // itself, on another.
 //

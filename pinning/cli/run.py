@@ -46,7 +46,7 @@ def library() -> Path:
     PluginUnavailableError
         It was not built, or LD_PRELOAD does not accept its path.
     """
-    path = pinning.library_dirs()[0] / "libpinning_omp.so"
+    path = pinning.library_dirs()[0] / "libpinning_run.so"
     if not path.is_file():
         raise pinning.PluginUnavailableError(f"{path} is missing: reinstall pinning")
     if not may_be_preloaded(path):

@@ -43,7 +43,7 @@ def test_a_program_ends_when_the_reader_of_its_pipe_is_gone() -> None:
 def test_the_environment_is_that_of_the_caller(locale: dict[bytes, bytes]) -> None:
     caller = {b"PATH": os.environb[b"PATH"], b"LATIN": b"\xe9", b"EMPTY": b"", b"EQUALS": b"=a=b=", **locale}
     seen = dict(entry.split(b"=", 1) for entry in output(["env", "-0"], caller).split(b"\0") if entry)
-    assert {seen.pop(b"LD_PRELOAD").endswith(b"/libpinning_omp.so"), seen.pop(b"PINNING_RUN").isdigit()} == {True}
+    assert {seen.pop(b"LD_PRELOAD").endswith(b"/libpinning_run.so"), seen.pop(b"PINNING_RUN").isdigit()} == {True}
     assert seen == caller
 
 

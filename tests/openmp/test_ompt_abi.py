@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-OWN = Path(__file__).parents[2] / "native" / "openmp" / "ompt.hpp"
+OWN = Path(__file__).parents[2] / "native/tool/openmp/ompt.hpp"
 NAME = r"\bompt_\w+"
 
 

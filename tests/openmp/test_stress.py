@@ -14,7 +14,8 @@ from programs import SOURCES
 ROOT = Path(__file__).parents[2]
 TOOL_SOURCES = [
     source
-    for source in sorted((ROOT / "native" / "openmp").glob("*.cpp"))
+    for folder in ("tool", "tool/openmp")
+    for source in sorted((ROOT / "native" / folder).glob("*.cpp"))
     if source.stem not in ("hooks", "llvm_entry", "ompt")
 ]
 VARIANTS = {
@@ -31,7 +32,7 @@ def test_no_transfer_crosses_a_lock_whatever_others_do(variant: str, tmp_path: P
     if compiler is None:
         pytest.skip("needs g++: apt-get install g++")
     flags = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
-    includes = [f"-I{ROOT / 'native' / 'openmp'}", f"-I{ROOT / 'native' / 'include'}"]
+    includes = [f"-I{ROOT / 'native' / 'tool'}", f"-I{ROOT / 'native' / 'include'}"]
     empty = tmp_path / "empty.cpp"
     empty.write_text("int main() {}")
     if subprocess.run([compiler, *flags, str(empty), "-o", str(tmp_path / "empty")]).returncode:

@@ -33,7 +33,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(cmake, "-S", ROOT / "native", "-B", folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib", folder=folder)
     # Not compiled again, which would take minutes: they are the same.
     shutil.copy(library_dirs()[0] / "libpinning.so.0", folder / "build")
-    shutil.copy(library_dirs()[0] / "libpinning_omp.so", folder / "build" / "openmp")
+    shutil.copy(library_dirs()[0] / "libpinning_run.so", folder / "build" / "tool")
     (folder / "build" / "libpinning.so").symlink_to("libpinning.so.0")
     run(cmake, "--install", folder / "build", "--prefix", folder / "installed", folder=folder)
     return (folder / "installed").rename(folder / "moved")

@@ -75,7 +75,7 @@ def test_the_wheel_has_every_header(content: dict[str, str]) -> None:
         "pinning/include/pinning/pinning.h",
         "pinning/lib/libpinning.so",
         "pinning/lib/libpinning.so.0",
-        "pinning/lib/libpinning_omp.so",
+        "pinning/lib/libpinning_run.so",
         "pinning/lib/cmake/pinning/pinning-config.cmake",
         "pinning/lib/cmake/pinning/pinning-config-version.cmake",
         "pinning/lib/pkgconfig/pinning.pc",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's functions that native/preload/entry.hpp replaces, against the driver's header."""
+"""The driver's functions that native/tool/cuda/entry.hpp replaces, against the driver's header."""
 
 from __future__ import annotations
 

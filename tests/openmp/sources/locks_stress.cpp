@@ -12,11 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "tool.hpp"
+#include "inside.hpp"
+#include "openmp/tool.hpp"
 
-using namespace pinning::omp;
+using namespace pinning::tool;
+using namespace pinning::tool::openmp;
 
-bool pinning::omp::frees_are_seen() noexcept { return true; }
+bool pinning::tool::frees_are_seen() noexcept { return true; }
 
 namespace {
 

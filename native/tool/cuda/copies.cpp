@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// Large copies of pageable memory, by the staging engine of libpinning. If a copy cannot be staged, it is the driver's
+// own, with its result.
+//
+// Pinned blocks belong to a context, so each context that copies has its own device of libpinning: no primary context
+// is created or retained. Contexts and streams are identified by their driver IDs, because the handle of a destroyed
+// one may be reused.
+//
+// Locks: one per stream, held while a copy is submitted; driver calls that block meanwhile depend only on threads of
+// libpinning that take no such lock (docs/design/staging.md). One for the streams of a context, for some instructions.
+#include "copies.hpp"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <pinning/generation.hpp>
+#include <pinning/shared_map.hpp>
+#include <pinning/staging.hpp>
+#include <set>
+#include <vector>
+
+#include "../../base/process.hpp"
+#include "../../base/spin_time.hpp"
+#include "../this_process.hpp"
+#include "../uncancelled.hpp"
+#include "driver.hpp"
+#include "settings.hpp"
+
+namespace pinning::tool::cuda {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t ring_bytes_of_context = 256 << 20;
+/// A range is checked for memory pinned by others at both ends and at this distance in between.
+constexpr std::uint64_t probe_every = 4 << 20;
+/// Shorter rows are left to the driver.
+constexpr std::uint64_t least_row = 64 << 10;
+/// Pinned blocks take 20 ms to allocate, so a context gets them only after copies of this many times the threshold.
+constexpr std::uint64_t thresholds_before_rings = 8;
+/// After so many consecutive failures, a context stages no more copies.
+constexpr unsigned most_failures = 3;
+
+constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us;
+/// The kernel prolongs a nap to about 100 us.
+constexpr unsigned naps_before_look = 200;
+
+enum class Memory : std::uint8_t { pageable, pinned, managed, device };
+
+Memory memory_at(Driver const& driver, Address address) noexcept {
+  constexpr int type_and_managed[] = {2, 8};  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED
+  int asked[2] = {type_and_managed[0], type_and_managed[1]};
+  std::uint64_t type = 0, managed = 0;
+  void* answers[] = {&type, &managed};
+  if (driver.cuPointerGetAttributes(2, asked, answers, address) != success || type == 0) return Memory::pageable;
+  if (managed != 0) return Memory::managed;
+  return type == 1 ? Memory::pinned : Memory::device;  // CU_MEMORYTYPE_HOST
+}
+
+/// Whether these bytes are in one allocation, without which the driver refuses to copy them. For memory that is mapped
+/// (cuMemMap) the driver names the reserved addresses, so a copy may go from one mapping into the next one.
+bool is_in_one_allocation(Driver const& driver, Address start, std::uint64_t size) noexcept {
+  int asked[] = {11, 12};  // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE
+  std::uint64_t first = 0, bytes = 0;
+  void* answers[] = {&first, &bytes};
+  if (driver.cuPointerGetAttributes(2, asked, answers, start) != success || start < first) return false;
+  return size <= bytes && start - first <= bytes - size;
+}
+
+/// Whether the driver may copy these bytes at once.
+bool is_of_one_kind(Driver const& driver, Address start, std::uint64_t size) noexcept {
+  Memory const kind = memory_at(driver, start);
+  return memory_at(driver, start + size - 1) == kind &&
+         (kind != Memory::device || is_in_one_allocation(driver, start, size));
+}
+
+/// During its lifetime, calls of this thread invalidate no capture.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(Driver const& driver) noexcept : driver_(driver) { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(BesideCaptures const&) = delete;
+
+ private:
+  void exchange() noexcept { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+
+  Driver const& driver_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+};
+
+bool is_captured(Driver const& driver, std::uintptr_t stream) noexcept {
+  int status = 0;
+  return driver.cuStreamIsCapturing(reinterpret_cast<void*>(stream), &status) != success || status != 0;
+}
+
+/// A stream; `mutex` serializes submissions to it.
+struct Stream {
+  explicit Stream(std::unique_ptr<VendorQueue> adopted) : queue(std::move(adopted)) {}
+
+  std::mutex mutex;
+  std::unique_ptr<VendorQueue> const queue;
+};
+
+class Context {
+ public:
+  Context(void* handle, std::uint64_t number)
+      : number(number), device_(cuda_device_of_context(reinterpret_cast<std::uintptr_t>(handle))),
+        staging_(pinning::staging(*device_)) {}
+
+  std::uint64_t const number;
+  std::atomic<std::uint64_t> asked_for = 0;  // bytes that could have been staged
+  std::atomic<unsigned> failures = 0;        // consecutive
+
+  Staging& staging() noexcept { return staging_; }
+
+  /// Find or adopt a stream. If there are many, those in which no copy is being submitted are dropped.
+  std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
+    constexpr std::size_t many = 256;
+    {
+      std::lock_guard const guard(mutex_);
+      if (auto const known = streams_.find(stream_number); known != streams_.end()) return known->second;
+    }
+    auto adopted = std::make_shared<Stream>(device_->adopt_queue(handle));
+    std::lock_guard const guard(mutex_);
+    if (streams_.size() >= many) std::erase_if(streams_, [](auto const& stream) { return stream.second.use_count() == 1; });
+    return streams_.try_emplace(stream_number, std::move(adopted)).first->second;
+  }
+
+ private:
+  std::unique_ptr<VendorDevice> const device_;
+  Staging& staging_;  // shared with Python's copies in the context
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by driver ID
+};
+
+/// Never destroyed: programs copy until they exit.
+struct Contexts {
+  unsigned const made_in = generation();
+  GrowingList<std::unique_ptr<Context>> list;
+
+  Context& get(void* handle, std::uint64_t number) {
+    auto const same = [&](std::unique_ptr<Context> const& context) { return context->number == number; };
+    if (auto* const known = list.find(same)) return **known;
+    return *list.add(std::make_unique<Context>(handle, number), same);
+  }
+};
+Only<Contexts> contexts;
+
+/// Whether the stream may still execute what was submitted to it.
+bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
+  BesideCaptures const beside(driver);
+  int const code = driver.cuStreamQuery(reinterpret_cast<void*>(stream));
+  return code == success || code == not_ready || (code >= 900 && code <= 910);  // a capture has begun meanwhile
+}
+
+/// Wait until the program may go on; false if the device fails before. A synchronous call to the device leaves nothing
+/// in flight: work of other streams, which the program does not order behind this one, may read the bytes.
+bool wait_until_over(Staged& staged, Driver const& driver, Request const& request) noexcept {
+  bool const arrives = request.synchronous && request.toward == Request::Toward::device;
+  auto const over = [&] { return arrives ? staged.arrived() : staged.moved(); };
+  unsigned naps = 0;
+  for (SpinTime time; !over();) {
+    if (time.lasts() < yields_for) {
+      sched_yield();
+      continue;
+    }
+    timespec const pause{0, std::chrono::nanoseconds(nap).count()};
+    nanosleep(&pause, nullptr);
+    if (++naps % naps_before_look == 0 && !is_alive(driver, request.stream)) return over();
+  }
+  return true;
+}
+
+/// Return `staged` if the copy is between large pageable memory and a device, otherwise why not. Sets the direction.
+Outcome could_be(Driver const& driver, Request& request) noexcept {
+  std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
+  Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
+  if (request.toward == Request::Toward::either) {
+    request.toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
+  }
+  bool const to_device = request.toward == Request::Toward::device;
+  Memory const host = to_device ? src : dst, device = to_device ? dst : src;
+  Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
+  std::uint64_t const host_size = to_device ? from : to, device_size = to_device ? to : from;
+  bool const of_host = host == Memory::pinned || (host == Memory::pageable && host_start != 0);
+  if (device != Memory::device || !of_host) return Outcome::other_memory;
+  Memory const last = memory_at(driver, host_start + host_size - 1);
+  if (host == Memory::pinned) return last == Memory::pinned ? Outcome::direct : Outcome::pinned_in_part;
+  if (last != Memory::pageable) return Outcome::pinned_in_part;
+  if (!is_in_one_allocation(driver, device_start, device_size)) return Outcome::other_memory;
+  // The last of the reserved addresses may not be mapped.
+  if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
+  if (request.height > 1 && request.width < least_row) return Outcome::small;
+  if (!settings.stages) return Outcome::off;
+  if (StagingLimits().threads < 2) return Outcome::one_processor;
+  std::uint64_t const pitch = to_device ? request.src_pitch : request.dst_pitch;
+  for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
+    if (request.height > 1 && at % pitch >= request.width) at += pitch - at % pitch;  // between two rows
+    if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
+  }
+  return Outcome::staged;
+}
+
+/// Requests that differ only in addresses and sizes, and are copied as one.
+struct Group {
+  Request any;
+  std::vector<CopyItem> parts;
+  std::uint64_t bytes = 0;
+
+  void add(Request const& request) {
+    any = request;
+    for (std::uint64_t i = 0; i < request.height; ++i) {
+      parts.push_back({request.dst + i * request.dst_pitch, request.src + i * request.src_pitch, request.width});
+    }
+    bytes += request.size();
+  }
+};
+
+std::unique_ptr<Staged> submit(Context& context, Stream& stream, Group const& group) {
+  StagingLimits limits;
+  limits.staging_bytes = ring_bytes_of_context;
+  if (!settings.huge_pages) limits.huge_from = 0;
+  bool const to_device = group.any.toward == Request::Toward::device;
+  auto const toward = to_device ? Staging::Toward::device : Staging::Toward::host;
+  std::lock_guard const guard(stream.mutex);
+  // Earlier work of the stream may write the source, so it is read in turn unless the caller allows otherwise.
+  return context.staging().copy(*stream.queue, toward, group.parts, to_device && group.any.early, limits);
+}
+
+Outcome stage_group(Driver const& driver, Group const& group) {
+  Request const& request = group.any;
+  auto* const stream = reinterpret_cast<void*>(request.stream);
+  void* context_handle = nullptr;
+  unsigned long long context_number = 0, stream_number = 0;
+  int const code = request.stream <= per_thread_stream ? driver.cuCtxGetCurrent(&context_handle)
+                                                       : driver.cuStreamGetCtx(stream, &context_handle);
+  if (code != success || context_handle == nullptr || driver.cuCtxGetId(context_handle, &context_number) != success ||
+      driver.cuStreamGetId(stream, &stream_number) != success) {
+    return Outcome::refused;
+  }
+  // Waiting for the stream is forbidden while another one is under capture; the driver's own copy returns that error.
+  if (request.synchronous) {
+    int const waits = driver.cuStreamQuery(stream);
+    if (waits != success && waits != not_ready) return Outcome::refused;
+  }
+  Context& context = contexts.get([] { return std::make_unique<Contexts>(); }).get(context_handle, context_number);
+  if (context.failures >= most_failures) return Outcome::refused;
+  if (context.asked_for.fetch_add(group.bytes) + group.bytes < thresholds_before_rings * settings.min_bytes) {
+    return Outcome::few;
+  }
+  try {
+    auto const into = context.stream(request.stream, stream_number);
+    auto const staged = submit(context, *into, group);
+    if (staged == nullptr) return Outcome::no_room;
+    if (!wait_until_over(*staged, driver, request)) return Outcome::refused;
+    context.failures = 0;
+    return Outcome::staged;
+  } catch (...) {
+    ++context.failures;
+    return Outcome::refused;
+  }
+}
+
+/// The borders inside the range of our own registrations and their pieces, idle ones included: the driver has them too.
+std::set<Address> borders(Address start, std::uint64_t size) {
+  std::set<Address> cuts;
+  for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
+    PinnedMap const* const map = shared_map(vendor_device("cuda:" + std::to_string(i))).map;
+    if (map == nullptr) continue;
+    for (Region const& region : map->overlapping(start, size, true)) {
+      Address const end = region.start + region.size;
+      for (Address piece = region.start; piece < end; piece += region.piece) cuts.insert(piece);
+      cuts.insert(end);
+    }
+  }
+  cuts.erase(cuts.begin(), cuts.upper_bound(start));
+  cuts.erase(cuts.lower_bound(start + size), cuts.end());
+  return cuts;
+}
+
+}  // namespace
+
+void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
+  tool::Uncancelled const uncancelled;
+  Driver const* const driver = Driver::get();
+  auto const each = [&](auto&& outcome_of) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
+    }
+  };
+  // Before any question to the driver, whose locks other threads may have held at the fork.
+  Contexts const* const made = contexts.if_made();
+  if (made != nullptr && made->made_in != generation()) return each([](Request const&) { return Outcome::child; });
+  if (tool::this_process.sandboxed) return each([](Request const&) { return Outcome::sandboxed; });
+  if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
+  if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });
+  each([&](Request& request) { return could_be(*driver, request); });
+  for (int kind = 0; kind < 4; ++kind) {
+    auto const toward = (kind & 1) != 0 ? Request::Toward::device : Request::Toward::host;
+    bool const early = (kind & 2) != 0;
+    auto const is_of_it = [&](Request const& request) { return request.toward == toward && request.early == early; };
+    auto outcome = Outcome::refused;  // also if memory runs out or a query of the driver fails
+    try {
+      Group group;
+      each([&](Request const& request) {
+        if (is_of_it(request)) group.add(request);
+        return Outcome::staged;
+      });
+      if (group.parts.empty()) continue;
+      outcome = stage_group(*driver, group);
+    } catch (...) {
+    }
+    each([&](Request const& request) { return is_of_it(request) ? outcome : Outcome::staged; });
+  }
+}
+
+bool split(Request const& request) noexcept {
+  tool::Uncancelled const uncancelled;
+  Driver const* const driver = Driver::get();
+  if (driver == nullptr || request.height > 1 || request.wraps()) return false;
+  if (is_captured(*driver, request.stream)) return false;
+  try {
+    bool const to_device = memory_at(*driver, request.dst) == Memory::device;
+    Address const host = to_device ? request.src : request.dst, other = to_device ? request.dst : request.src;
+    auto const cuts = borders(host, request.width);
+    if (cuts.empty()) return false;
+    std::vector<Address> ends(cuts.begin(), cuts.end());
+    ends.push_back(host + request.width);
+    // All is checked before anything is copied: a copy that the driver refuses for another reason writes nothing.
+    if (!is_of_one_kind(*driver, other, request.width)) return false;
+    Address at = host;
+    for (Address const end : ends) {
+      if (!is_of_one_kind(*driver, at, end - at)) return false;
+      at = end;
+    }
+    int code = success;
+    at = host;
+    for (Address const end : ends) {
+      Request part = request;
+      part.dst += at - host, part.src += at - host, part.width = end - at;
+      auto outcome = part.width < settings.min_bytes ? Outcome::small : Outcome::staged;
+      stage({&part, 1}, &outcome);
+      if (outcome != Outcome::staged) {
+        code = driver->cuMemcpyAsync(part.dst, part.src, part.width, reinterpret_cast<void*>(part.stream));
+      }
+      if (code != success) break;
+      at = end;
+    }
+    int const ended = driver->cuStreamSynchronize(reinterpret_cast<void*>(request.stream));
+    return code == success && ended == success;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace pinning::tool::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// State that a forked child does not inherit, from its first instruction on and whatever call has created it: the
+// kernel gives it these pages empty. So nothing is held over a fork or left half changed.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace pinning {
+
+class Watcher;
+
+}  // namespace pinning
+
+namespace pinning::tool {
+
+class MemoryListener;
+class Stack;
+
+#if defined(__x86_64__)
+inline constexpr std::size_t largest_page = 4096;
+#else
+inline constexpr std::size_t largest_page = 65536;
+#endif
+
+/// A process begins with all zeros.
+struct alignas(largest_page) ThisProcess {
+  std::atomic<MemoryListener*> listener;
+  std::atomic<Watcher*> watcher;  // of the maps, if it is informed of calls
+  std::atomic<bool> began;  // this process is not a forked child
+  std::atomic<bool> copies;  // it has looked up the driver's copy functions, which cuda/ replaces
+  std::atomic<unsigned> sandboxed;  // how often it has forbidden itself system calls; it may be killed by one
+
+  struct Stacks {
+    pthread_mutex_t mutex;
+    Stack* first;
+    std::uint64_t era;  // differs from those of the processes that this one was forked from
+  } stacks;
+};
+
+extern ThisProcess this_process;
+
+/// Inform the watcher of the maps of calls that take memory away: in this process, and in a child once the watcher has
+/// begun anew there.
+void inform_watcher(Watcher& watcher) noexcept;
+
+}  // namespace pinning::tool
