@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import pinning
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Call, CoarseFakeDevice
 from machine_steps import steps
 from pinning import (
@@ -97,6 +99,11 @@ def spelled(span: range) -> str:
     return f"[{span.start:#x}, {span.stop:#x})"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_other_tests_have_left_goes() -> None:
+    gc.collect()
+
+
 class PinnedMapMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +111,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
 
     @initialize(largest=st.sampled_from([3, 7, 1 << 40]), coherence=st.just({True, False}) | st.sets(st.booleans()))
     def choose_the_device(self, largest: int, coherence: set[bool]) -> None:
+        self.budget_before = pinning.budget()
         self.device = CoarseFakeDevice(*coherence, largest_lock=largest)
         self.map = PinnedMap(self.device)
         self.model: list[Entry] = []
@@ -550,6 +558,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
             for base in self.device.locked:
                 assert base not in mine or (base in self.device.coarse) == (entry.coherent is False)
         assert not locked, "the vendor has locked what no region covers"
+
+    @invariant()
+    def the_budget_counts_it(self) -> None:
+        now, before = pinning.budget(), self.budget_before
+        assert now.used - before.used == sum(self.device.locked.values())
+        assert now.external - before.external == sum(entry.size for entry in self.model if entry.kind != "locked")
 
 
 PinnedMapMachine.TestCase.settings = steps(16_000)
