@@ -34,10 +34,7 @@ REGISTERED_OFFSET = 3 << 44
 
 starts = st.integers(0, SPACE - 1)
 sizes = st.integers(1, 16)
-pieces = st.none() | st.integers(1, 6) | st.just(sys.maxsize)
 failing_calls = st.sets(st.integers(0, 6), max_size=2)
-flags = st.sampled_from([None, True, False])
-wishes = st.sampled_from([None, True, False, False])
 policies: st.SearchStrategy[Policy] = st.sampled_from(["off", "on", "mandatory"])
 
 
@@ -57,6 +54,24 @@ class Spot(NamedTuple):
 
 
 spots = st.builds(Spot, starts, sizes, st.none() | st.integers(0, 7))
+
+
+class Way(NamedTuple):
+    """How a range is locked, and whether by a Hold, which gives up its own lock only."""
+
+    piece: int | None
+    read_only: bool | None
+    coherent: bool | None
+    keep: bool
+
+
+ways = st.builds(
+    Way,
+    st.none() | st.integers(1, 6) | st.just(sys.maxsize),
+    st.sampled_from([None, True, False]),
+    st.sampled_from([None, True, False, False]),
+    st.booleans(),
+)
 
 
 class Entry:
@@ -242,54 +257,42 @@ class PinnedMapMachine(RuleBasedStateMachine):
 
     # ---- what a program does ----
 
-    @rule(
-        spot=spots,
-        piece=pieces,
-        read_only=flags,
-        wish=wishes,
-        failing=failing_calls,
-        keep=st.booleans(),
-    )
-    def lock(
-        self,
-        spot: Spot,
-        piece: int | None,
-        read_only: bool | None,
-        wish: bool | None,
-        failing: set[int],
-        keep: bool,
-    ) -> None:
+    @rule(spot=spots, how=ways, failing=failing_calls)
+    def lock(self, spot: Spot, how: Way, failing: set[int]) -> None:
         ptr, size = self.range_at(spot)
         self.plan_failures(failing)
         calls, before = len(self.device.calls), list(self.model)
         asks_nobody = (found := self.first_meeting(ptr, size)) is not None and found.kind != "foreign"
         expected: Entry | RefusalError | None
         try:
-            expected = self.model_lock(ptr, size, wish, piece)
+            expected = self.model_lock(ptr, size, how.coherent, how.piece)
         except RefusalError as refusal:
             expected = refusal
         try:
-            hold = Hold(self.map, ptr, size, read_only, piece, wish) if keep else None
-            device_ptr = hold.device_ptr if hold else self.map.lock(ptr, size, read_only, piece=piece, coherent=wish)
+            if how.keep:
+                hold = Hold(self.map, ptr, size, how.read_only, how.piece, how.coherent)
+                device_ptr = hold.device_ptr
+            else:
+                device_ptr = self.map.lock(ptr, size, how.read_only, piece=how.piece, coherent=how.coherent)
         except VendorError as error:
             if error not in self.raised[:1]:
                 assert isinstance(error, AlreadyPinnedError)
                 assert self.foreign_meets(ptr, size)
                 assert not isinstance(expected, Entry) or failing, "pieces of ours were left, so nobody was asked"
-            self.after_a_vendors_error(ptr, size, wish)
+            self.after_a_vendors_error(ptr, size, how.coherent)
         except PinningError as error:
             assert isinstance(expected, RefusalError) and not self.raised, error
             expected.check(error)
         else:
             assert isinstance(expected, Entry) and not self.raised
             assert device_ptr == ptr + expected.offset
-            if hold:
+            if how.keep:
                 self.holds.append((hold, expected))
             made = self.device.calls[calls:]
             if expected in before and expected.kind == "foreign":
                 assert made == [Call("is_pinned_ptr", expected.start)], "it is asked once whether it is still pinned"
             elif expected not in before and expected.kind == "locked":
-                asks = read_only, expected.coherent is not False
+                asks = how.read_only, expected.coherent is not False
                 assert [call for call in made if call.method == "data_lock"] == [
                     Call("data_lock", each, min(expected.piece, ptr + size - each), *asks)
                     for each in range(ptr, ptr + size, expected.piece)
