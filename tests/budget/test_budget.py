@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+import c_api
 import pinning
-from c_api import LIBRARY
+from child_process import run_in_child
 from fake_device import Background, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
@@ -366,33 +368,24 @@ def test_more_than_the_budget_in_turns_by_threads() -> None:
 
 
 def test_the_child_of_a_fork_has_nothing_idle() -> None:
-    run_program(
-        """
-        import os, numpy, pinning
-        pinning.budget(1.0)
-        array = numpy.zeros(1 << 16, "u1")
-        pinning.lock(array, device="host").unlock()
-        before = pinning.budget()
-        assert before.idle == 1 << 16
-        child = os.fork()
-        if child == 0:
-            now = pinning.budget()
-            assert (now.used, now.idle, now.limit) == (0, 0, before.limit), now
-            assert pinning.regions("host", idle=True) == []
-            with pinning.lock(array, device="host"):
-                assert pinning.budget().used == 1 << 16
-            assert pinning.budget().idle == 1 << 16
-            del array
-            import time
-            end = time.monotonic() + 60
-            while pinning.budget().used:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert pinning.budget() == before
-        """
-    )
+    pinning.budget(1.0)
+    arrays = [numpy.zeros(SIZE, "u1")]
+    pinning.lock(arrays[0], device="host").unlock()
+    before = pinning.budget()
+    assert before.idle == SIZE
+
+    def child() -> None:
+        now = pinning.budget()
+        assert (now.used, now.idle, now.limit) == (0, 0, before.limit)
+        assert pinning.regions("host", idle=True) == []
+        with pinning.lock(arrays[0], device="host"):
+            assert pinning.budget().used == SIZE
+        assert pinning.budget().idle == SIZE
+        arrays.clear()
+        assert eventually(lambda: pinning.budget().used == 0)
+
+    run_in_child(child)
+    assert pinning.budget() == before
 
 
 @pytest.mark.parametrize("when", ["before the package's own handler", "afterwards"])
@@ -471,36 +464,25 @@ def test_what_is_idle_ends_with_the_program() -> None:
 
 
 def test_native_code_has_the_same_budget() -> None:
-    run_program(
-        f"""
-        import ctypes, numpy, pinning
-        library = ctypes.CDLL({str(LIBRARY)!r})
-        figures = (ctypes.c_uint64 * 5)()
-        pinning.budget(1.0)
-        array = numpy.zeros(1 << 16, "u1")
-        pinning.lock(array, device="host").unlock()
-        assert library.pinning_get_budget(figures) == 0
-        assert list(figures)[1:4] == [1 << 16, 1 << 16, 0]
-        given = ctypes.c_uint64()
-        assert library.pinning_give_back_idle(ctypes.c_uint64(1), ctypes.byref(given)) == 0
-        assert given.value == 1 << 16 and pinning.budget().used == 0
-        assert library.pinning_set_budget(ctypes.c_uint64(4096)) == 0
-        assert pinning.budget().limit == 4096 and "native code" in pinning.budget().source
-        pinned = ctypes.c_void_p()
-        assert library.pinning_map_open(ctypes.byref(pinned), b"host:0") == 0
-        there = ctypes.c_void_p(array.ctypes.data)
-        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4097), None) == 7  # PINNING_LOCK_LIMIT
-        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4096), None) == 0
-        assert pinning.budget().used == 4096
-        try:
-            pinning.lock(bytearray(10), device="host")
-        except pinning.LockLimitError:
-            pass
-        else:
-            raise AssertionError
-        assert library.pinning_unlock(pinned, there) == 0
-        """
-    )
+    pinning.budget(1.0)
+    array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device="host").unlock()
+    figures, given, now = (ctypes.c_uint64 * 5)(), ctypes.c_uint64(), pinning.budget()
+    c_api.call("pinning_get_budget", figures)
+    assert list(figures)[1:4] == [now.used, SIZE, now.external]
+    c_api.call("pinning_give_back_idle", ctypes.c_uint64(1), ctypes.byref(given))
+    assert (given.value, used()) == (SIZE, now.used - SIZE)
+    limit = used() + now.external + 4096
+    c_api.call("pinning_set_budget", limit)
+    assert pinning.budget().limit == limit and "native code" in pinning.budget().source
+    native = c_api.Map("host:0")
+    with pytest.raises(c_api.StatusError, match="PINNING_LOCK_LIMIT"):
+        native.lock(array.ctypes.data, 4097)
+    native.lock(array.ctypes.data, 4096)
+    assert pinning.budget().free == 0
+    with pytest.raises(LockLimitError):
+        pinning.lock(bytearray(10), device="host")
+    native.unlock(array.ctypes.data)
 
 
 # ---- pressure ----

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -35,21 +34,8 @@ REFUSED = VendorError("fakeCall", 1, "FAKE")
 
 
 @pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
-@pytest.fixture
 def buffer() -> np.ndarray:
     return np.ones(SIZE, np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(device: FakeDevice) -> Iterator[None]:
-    yield
-    gc.collect()
-    assert device.locked == {}
-    assert device.wrong == []
 
 
 def start(buffer: np.ndarray) -> int:

@@ -172,26 +172,19 @@ def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None
 # ---- devices and lifetime ----
 
 
-def test_every_device_of_a_plugin_has_the_methods(policy: Any) -> None:
+def test_devices_have_the_methods(device: FakeDevice, policy: Any) -> None:
     policy("mandatory")
-    host = pinning.device("host:0")
+    values, host = np.zeros(100), pinning.device("host:0")
     assert isinstance(host, pinning.AutomaticLocking)
-    values = np.zeros(100)
-    assert host.lock_mapped(values) == address_of(values)
-    assert pinning.is_locked(values, device="host:0")
-    host.unlock_unmapped(values)
-    assert not pinning.is_locked(values, device="host:0")
-    assert host.lock_mapped(address_of(values), 80) == address_of(values)
-    host.unlock_unmapped(address_of(values))
-    assert pinning.regions("host:0") == []
-
-
-def test_the_methods_of_a_device(device: FakeDevice, policy: Any) -> None:
-    policy("on")
-    values = np.zeros(100)
-    assert device.lock_mapped(values, 80) == address_of(values) + LOCKED_OFFSET
-    assert device.calls[-1] == Call("data_lock", address_of(values), 80, False)
-    device.unlock_unmapped(values)
+    for each, offset in ((host, 0), (device, LOCKED_OFFSET)):
+        assert each.lock_mapped(values) == address_of(values) + offset
+        assert pinning.is_locked(values, device=each)
+        each.unlock_unmapped(values)
+        assert not pinning.is_locked(values, device=each)
+        assert each.lock_mapped(address_of(values), 80) == address_of(values) + offset
+        each.unlock_unmapped(address_of(values))
+        assert pinning.regions(each) == []
+    assert device.calls[-2:] == [Call("data_lock", address_of(values), 80), Call("data_unlock", address_of(values))]
 
 
 def test_a_mapped_buffer_is_not_kept_alive(device: FakeDevice, policy: Any) -> None:

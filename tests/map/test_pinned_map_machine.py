@@ -531,6 +531,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
         found = list(self.map)
         assert len(self.map) == len(shown)
         assert [facts(each) for each in found] == [each.facts for each in shown]
+        assert all(each.end == each.start + each.size and each.device is self.device for each in found)
         by_start = {each.start: each for each in found}
         for ptr in range(BASE - 1, BASE + SPACE + 17):
             entry = self.at(ptr)
