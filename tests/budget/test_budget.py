@@ -527,31 +527,3 @@ def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch:
     held = pinning.lock(arrays[0], device=device)
     assert eventually(lambda: list(device.locked) == [arrays[0].ctypes.data])
     held.unlock()
-
-
-def test_locks_of_an_earlier_fork_handler_belong_to_the_child() -> None:
-    run_program(
-        """
-        import os, sys
-
-        def early():
-            global memory, locks
-            memory = numpy.ones(1 << 16, "u1")
-            locks = [pinning.lock(memory, device=each) for each in ("host", DEVICE)]
-
-        os.register_at_fork(after_in_child=early)  # the handlers run in the order in which they come
-        sys.path.insert(0, SUPPORT)
-        import numpy, pinning
-        from fake_device import FakeDevice
-
-        DEVICE = FakeDevice()
-        if (child := os.fork()) == 0:
-            assert all(lock.held for lock in locks) and pinning.is_locked(memory, device=DEVICE)
-            assert pinning.budget().used == 2 * memory.nbytes
-            for lock in locks:
-                lock.unlock()
-            assert pinning.budget().used == 0 and DEVICE.locked == {}
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        """.replace("SUPPORT", repr(str(SUPPORT)))
-    )

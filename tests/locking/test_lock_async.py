@@ -324,7 +324,7 @@ def test_the_loop_may_go_before_the_lock(device: FakeDevice, buffer: np.ndarray)
     pending.wait(timeout=WAIT).unlock()
 
 
-# ---- signals, fork and exit ----
+# ---- signals and exit ----
 
 
 def test_ctrl_c_ends_the_wait_and_not_the_lock(device: FakeDevice, buffer: np.ndarray) -> None:
@@ -340,66 +340,28 @@ def test_ctrl_c_ends_the_wait_and_not_the_lock(device: FakeDevice, buffer: np.nd
     pending.wait(timeout=WAIT).unlock()
 
 
-PROGRAM = """
-import os, sys, threading, time
-sys.path.insert(0, {support!r})
+PROGRAM = f"""
+import sys, time
+sys.path.insert(0, {str(SUPPORT)!r})
 import numpy, pinning
 from fake_device import FakeDevice
+from pinning.runtime.process import Subsystem, at_exit
 class Slow(FakeDevice):
     def data_lock(self, ptr, size, read_only):
         time.sleep(0.01)
         return super().data_lock(ptr, size, read_only)
+class Last:
+    def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
 device = Slow()
-buffer = numpy.ones(1 << 24, "u1")
-pending = pinning.lock_async(buffer, device=device, piece=1 << 16)
+pending = pinning.lock_async(numpy.ones(1 << 24, "u1"), device=device, piece=1 << 16)
 waiting = pinning.lock_async(numpy.ones(100, "u1"), device=device)
 pending.wait(1 << 17)
+at_exit(Subsystem.MAPS, Last())
 """
-
-
-def run(program: str) -> str:
-    code = PROGRAM.format(support=str(SUPPORT)) + program
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
 
 
 def test_a_program_may_end_with_one_pending() -> None:
-    told = run(
-        """
-import atexit
-from pinning.runtime.process import Subsystem, at_exit
-class Last:
-    def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
-at_exit(Subsystem.MAPS, Last())
-"""
-    )
-    assert told == "left 0 True\n"
-
-
-def test_in_a_fork_it_is_the_parents() -> None:
-    told = run(
-        """
-child = os.fork()
-if child == 0:
-    print(pending.done, pending.progress)
-    for act in (pending.wait, waiting.wait):
-        try: act()
-        except pinning.PinningError as error: print("fork" in str(error))
-    pending.cancel()
-    del pending, waiting
-    lock = pinning.lock_async(buffer[:100], device=device).wait(timeout=60)
-    print(lock.held)
-    lock.unlock()
-    sys.stdout.flush()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-pending.cancel()
-waiting.wait().unlock()
-print("parent", device.locked)
-"""
-    )
-    assert told == "True 0\nTrue\nTrue\nTrue\nparent {}\n"
+    command = [sys.executable, "-X", "dev", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "left 0 True\n"), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

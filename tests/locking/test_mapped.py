@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import pinning
-from child_process import run_in_child
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
 from pinning import InvalidRangeError, LockLimit, LockLimitError, PinningError, VendorError
 from pinning.map.pinned_map import watch_problem
@@ -217,22 +216,3 @@ def test_a_closed_map(policy: Any, value: str) -> None:
         assert pinning.lock_mapped(values, device=other) is None
     pinning.unlock_unmapped(values, device=other)
     assert other.wrong == []
-
-
-def test_a_child_has_mapped_nothing(device: FakeDevice, policy: Any) -> None:
-    policy("mandatory")
-    values = np.zeros(100)
-    pinning.lock_mapped(values, device=device)
-
-    def in_child() -> None:
-        device.locked.clear()  # page locks are not inherited
-        pinning.unlock_unmapped(values, device=device)
-        assert pinning.regions(device) == []
-        pinning.lock_mapped(values, device=device)
-        pinning.unlock_unmapped(values, device=device)
-        assert device.wrong == []
-        assert (device.count("data_lock"), device.count("data_unlock")) == (2, 1)
-
-    run_in_child(in_child)
-    assert device.locked
-    pinning.unlock_unmapped(values, device=device)

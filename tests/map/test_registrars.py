@@ -14,7 +14,6 @@ import numpy
 import pytest
 
 import pinning
-from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background, FakeDevice
 from pinning import InvalidRangeError, PinnedMap, PinningError, RegistrarError, VendorError
 
@@ -216,25 +215,6 @@ def test_threads_that_lock_while_registrars_come_and_go(on: PinnedMap, device: F
     for thread in threads:
         thread.result()
     assert (stay.known, device.locked) == ({}, {})
-
-
-def test_a_child_tells_nobody() -> None:
-    book, array = Book(), numpy.zeros(4096, "u1")
-    on = pinning.pinned_map("host:0")
-    registrar = on.add_registrar(book.register, book.unregister)
-    with pinning.locked(array, device="host:0"):
-        before = dict(book.known)
-
-        def child() -> None:
-            with pinning.locked(array, device="host:0"):
-                assert book.calls == 1
-            registrar.remove()
-            assert book.known == before
-
-        run_in_child(child)
-        assert book.known == before
-    assert book.known == {}
-    registrar.remove()
 
 
 def test_nothing_is_left_at_exit() -> None:
