@@ -50,8 +50,6 @@ def test_a_refused_copy_leaves_only_its_error(
     copy: Copying,
     inwards: bool,
 ) -> None:
-    if vendor.name == "hsa":
-        pytest.skip("a batch of which HSA refuses a part may go on after the refusal: see docs/hsa.md")
     for limit in ("stage_to_device", "stage_to_host"):
         monkeypatch.setattr(costs, limit, 64 << 10)
     monkeypatch.setattr(costs, "ring_bytes", 512 << 10)

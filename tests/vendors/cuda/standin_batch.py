@@ -291,3 +291,15 @@ def test_blocks_that_are_refused_again_and_again_take_no_room(
             assert pinning.copy(there, host, queue=queue).path == "plain"
         standin.configure()
         assert pinning.copy(there, host, queue=queue).path == "staged"
+
+
+def test_pinned_lists_that_the_driver_keeps_are_freed_later(standin: StandIn, queue: pinning.Queue) -> None:
+    host, order = noise((64, BLOCK)), numpy.arange(64)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        pinning.copies.trim_staging()
+        pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine="kernel").wait()
+    standin.configure("fail=cuMemFreeHost:1:999")
+    with pytest.raises(VendorError, match="cuMemFreeHost"):
+        pinning.copies.trim_staging()
+    standin.configure()
+    assert pinning.copies.trim_staging() > 0
