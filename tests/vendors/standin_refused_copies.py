@@ -18,7 +18,7 @@ from pinning.copies import costs, trim_staging
 from standins.standin import StandIn
 from standins.vendors import Vendor
 
-SIZE = 512 << 10
+SIZE = 256 << 10
 BUSY = 4 << 20  # bytes that the queue fills first, so that what was submitted before the refusal is still pending
 UNKNOWN = 999
 
