@@ -32,7 +32,8 @@ for size in (40_000, 8 << 20):
                 assert codes == 0, codes
                 assert (back == array).all()
                 cuda.standin_configure(b"fail=cuStreamSynchronize:1:719")
-                assert size > 64 << 10 or cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size) != 0, "the end of the copy has failed"
+                code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
+                assert size > 64 << 10 or code != 0, "its end has failed"
                 cuda.standin_configure(b"")
         pinning.budget(idle=True)
         pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle, but still registered
