@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+import c_api
 import pinning
-from c_api import LIBRARY
+from child_process import run_in_child
 from fake_device import Background, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
@@ -106,45 +108,14 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
     assert used() == fixed
 
 
-def test_what_the_vendor_refuses_is_not_counted(device: FakeDevice) -> None:
-    before = used()
-    pinned = pinning.pinned_map(device)
-    for calls in range(6):  # the lock of each piece fails in turn, then the unlock of each
-        device.fail(VendorError("fakeCall", 1, "FAKE"), calls)
-        with pytest.raises(VendorError):
-            pinned.lock(0x10000, 300, piece=100)
-            pinned.unlock(0x10000)
-        assert used() - before == sum(device.locked.values())
-        device.fail_no_more()
-        while 0x10000 in device.locked:
-            pinned.unlock(0x10000)
-    assert used() == before
-
-
 def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
     before = pinning.budget()
     pinned = pinning.pinned_map(device)
     pinned.register(0x10000, 4096, 0x10000)
-    device.foreign[0x20000] = 8192
-    pinned.lock(0x20000, 10)
-    now = pinning.budget(before.used + before.external + 3 * 4096 + 10, idle=False)
-    assert now.external == before.external + 3 * 4096
-    assert now.used == before.used
+    pinning.budget(before.used + before.external + 4096 + 10, idle=False)
     with pytest.raises(LockLimitError, match="others have pinned"):
         pinned.lock(0x30000, 11)
-    pinned.unlock(0x20000)
     pinned.unregister(0x10000)
-    assert pinning.budget().external == before.external
-
-
-def test_all_devices_have_one_budget() -> None:
-    one, other = FakeDevice("fake:0"), FakeDevice("fake:1")
-    pinning.budget(used() + 3 * SIZE // 2, idle=False)
-    array = numpy.zeros(SIZE, "u1")
-    with pinning.lock(array, device=one), pytest.raises(LockLimitError):
-        pinning.lock(array, device=other)
-    with pinning.lock(array, device=other):
-        pass
 
 
 def test_a_budget_below_what_is_locked_takes_nothing_away(device: FakeDevice) -> None:
@@ -162,6 +133,7 @@ def test_a_fraction_is_of_the_memory() -> None:
     half = pinning.budget(0.5)
     assert half.limit == whole // 2
     assert half.source.startswith("pinning.budget(0.5), of ")
+    assert pinning.budget(idle=SIZE) == half._replace(idle_limit=SIZE)
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, 0.0, -0.5, float("nan"), True, "1", 1 << 64])
@@ -177,14 +149,11 @@ def test_no_limit(limit: object) -> None:
 # ---- what is idle ----
 
 
-def test_nothing_is_kept_until_asked_for(device: FakeDevice) -> None:
-    pinning.lock(numpy.zeros(SIZE, "u1"), device=device).unlock()
-    assert device.locked == {}
-
-
 def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
-    pinning.budget(1.0)
     array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device=device).unlock()
+    assert device.locked == {}, "nothing is kept until asked for"
+    pinning.budget(1.0)
     before = pinning.budget()
     lock = pinning.lock(array, device=device)
     device_ptr = lock.device_ptr
@@ -192,8 +161,7 @@ def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
     assert not lock.held
     assert not pinning.is_locked(array, device=device)
     assert pinning.find(array, device=device) is None
-    assert pinning.regions(device) == []
-    assert len(pinning.pinned_map(device)) == 0
+    assert len(pinning.regions(device)) == len(pinning.pinned_map(device)) == 0
     (region,) = pinning.regions(device, idle=True)
     assert (region.idle, region.references, region.size) == (True, 0, SIZE)
     assert pinning.budget().idle == before.idle + SIZE
@@ -201,13 +169,11 @@ def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
         pinning.unlock(array, device=device)
     for part in (array, array[100:200], array.reshape(256, -1)[3:].T, (array.ctypes.data + 5, 10)):
         with pinning.lock(part, device=device) as again:
-            assert again.held
-            assert not lock.held
+            assert (again.held, lock.held) == (True, False)
             assert again.region is not None
             assert again.region.references == 1
     assert again.device_ptr == device_ptr + 5
-    assert device.count("data_lock") == 1
-    assert device.count("data_unlock") == 0
+    assert (device.count("data_lock"), device.count("data_unlock")) == (2, 1)
     assert pinning.give_back_idle() == SIZE
     assert device.locked == {}
 
@@ -262,28 +228,25 @@ def test_an_idle_owner_is_not_resized(device: FakeDevice) -> None:
     mapping.close()
 
 
-def test_dropped_memory_is_given_back_soon(device: FakeDevice) -> None:
-    pinning.budget(1.0)
-    array = numpy.zeros(SIZE, "u1")
-    gone = weakref.ref(array)
-    view = array[5:]
-    pinning.lock(array, device=device).unlock()
-    del array
-    collect()
-    assert device.locked, "somebody has a view"
-    del view
-    assert eventually(lambda: not device.locked)
-    assert eventually(lambda: gone() is None)
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_memory_that_is_dropped_is_given_back_soon_to_both_devices_that_keep_it(in_a_cycle: bool) -> None:
+    class Model:
+        itself: object = None
 
-
-def test_dropped_memory_that_two_devices_keep_is_given_back() -> None:
     pinning.budget(1.0)
     devices = FakeDevice("fake:0"), FakeDevice("fake:1")
-    array = numpy.zeros(SIZE, "u1")
+    array, model = numpy.zeros(SIZE, "u1"), Model()
+    model.itself = (model, array) if in_a_cycle else None
+    gone, view = weakref.ref(array), array[5:]
     for device in devices:
         pinning.lock(array, device=device).unlock()
-    del array
+    del array, model
+    collect()
+    assert all(device.locked for device in devices), "somebody has a view"
+    del view
+    gc.collect()
     assert eventually(lambda: not devices[0].locked and not devices[1].locked)
+    assert eventually(lambda: gone() is None)
 
 
 def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
@@ -294,67 +257,6 @@ def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
     del dropped
     with pinning.lock(numpy.zeros(SIZE, "u1"), device=device):
         assert useful.ctypes.data in device.locked
-
-
-def test_memory_in_a_cycle_is_given_back(device: FakeDevice) -> None:
-    class Model:
-        pass
-
-    pinning.budget(1.0)
-    model = Model()
-    model.__dict__.update(weights=numpy.zeros(SIZE, "u1"), itself=model)
-    pinning.lock(model.__dict__["weights"], device=device).unlock()
-    del model
-    gc.collect()
-    assert eventually(lambda: not device.locked)
-
-
-def test_the_longest_idle_goes_first(device: FakeDevice) -> None:
-    pinning.budget(used() + 3 * SIZE)
-    arrays = [numpy.zeros(SIZE, "u1") for _ in range(5)]
-    for array in arrays[:3]:
-        pinning.lock(array, device=device).unlock()
-    pinning.lock(arrays[0], device=device).unlock()  # the most recent one now
-    with pinning.lock(arrays[3], device=device), pinning.lock(arrays[4], device=device):
-        assert set(device.locked) == {arrays[each].ctypes.data for each in (0, 3, 4)}
-
-
-def test_so_many_bytes_may_be_idle(device: FakeDevice) -> None:
-    pinning.budget(1.0, idle=2 * SIZE)
-    arrays = [numpy.zeros(SIZE, "u1") for _ in range(3)]
-    for array in arrays:
-        pinning.lock(array, device=device).unlock()
-    assert set(device.locked) == {array.ctypes.data for array in arrays[1:]}
-    large = numpy.zeros(3 * SIZE, "u1")
-    pinning.lock(large, device=device).unlock()
-    assert large.ctypes.data not in device.locked
-    assert pinning.budget(idle=SIZE).idle == SIZE
-    assert pinning.budget(idle=False).idle == 0
-    assert device.locked == {}
-
-
-def test_what_exceeds_the_budget_is_not_kept(device: FakeDevice) -> None:
-    arrays = [numpy.zeros(SIZE, "u1") for _ in range(2)]
-    locks = [pinning.lock(array, device=device) for array in arrays]
-    pinning.budget(used() - SIZE, idle=2 * SIZE)
-    locks[0].unlock()
-    assert list(device.locked) == [arrays[1].ctypes.data]
-    locks[1].unlock()  # now there is room for it
-    assert pinning.budget().idle == SIZE
-    assert device.count("data_unlock") == 1
-
-
-def test_what_is_idle_is_in_nobodys_way(device: FakeDevice) -> None:
-    pinning.budget(1.0)
-    array = numpy.zeros(4 * SIZE, "u1")
-    pinning.lock(array, device=device).unlock()
-    ptr = array.ctypes.data
-    with pinning.lock((ptr + SIZE, 4 * SIZE), device=device):  # past its end
-        assert list(device.locked) == [ptr + SIZE]
-    pinning.lock(array, device=device).unlock()
-    pinning.pinned_map(device).register(ptr + 100, 100, 0)
-    assert device.locked == {}
-    pinning.pinned_map(device).unregister(ptr + 100)
 
 
 def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:
@@ -466,33 +368,24 @@ def test_more_than_the_budget_in_turns_by_threads() -> None:
 
 
 def test_the_child_of_a_fork_has_nothing_idle() -> None:
-    run_program(
-        """
-        import os, numpy, pinning
-        pinning.budget(1.0)
-        array = numpy.zeros(1 << 16, "u1")
-        pinning.lock(array, device="host").unlock()
-        before = pinning.budget()
-        assert before.idle == 1 << 16
-        child = os.fork()
-        if child == 0:
-            now = pinning.budget()
-            assert (now.used, now.idle, now.limit) == (0, 0, before.limit), now
-            assert pinning.regions("host", idle=True) == []
-            with pinning.lock(array, device="host"):
-                assert pinning.budget().used == 1 << 16
-            assert pinning.budget().idle == 1 << 16
-            del array
-            import time
-            end = time.monotonic() + 60
-            while pinning.budget().used:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert pinning.budget() == before
-        """
-    )
+    pinning.budget(1.0)
+    arrays = [numpy.zeros(SIZE, "u1")]
+    pinning.lock(arrays[0], device="host").unlock()
+    before = pinning.budget()
+    assert before.idle == SIZE
+
+    def child() -> None:
+        now = pinning.budget()
+        assert (now.used, now.idle, now.limit) == (0, 0, before.limit)
+        assert pinning.regions("host", idle=True) == []
+        with pinning.lock(arrays[0], device="host"):
+            assert pinning.budget().used == SIZE
+        assert pinning.budget().idle == SIZE
+        arrays.clear()
+        assert eventually(lambda: pinning.budget().used == 0)
+
+    run_in_child(child)
+    assert pinning.budget() == before
 
 
 @pytest.mark.parametrize("when", ["before the package's own handler", "afterwards"])
@@ -571,36 +464,25 @@ def test_what_is_idle_ends_with_the_program() -> None:
 
 
 def test_native_code_has_the_same_budget() -> None:
-    run_program(
-        f"""
-        import ctypes, numpy, pinning
-        library = ctypes.CDLL({str(LIBRARY)!r})
-        figures = (ctypes.c_uint64 * 5)()
-        pinning.budget(1.0)
-        array = numpy.zeros(1 << 16, "u1")
-        pinning.lock(array, device="host").unlock()
-        assert library.pinning_get_budget(figures) == 0
-        assert list(figures)[1:4] == [1 << 16, 1 << 16, 0]
-        given = ctypes.c_uint64()
-        assert library.pinning_give_back_idle(ctypes.c_uint64(1), ctypes.byref(given)) == 0
-        assert given.value == 1 << 16 and pinning.budget().used == 0
-        assert library.pinning_set_budget(ctypes.c_uint64(4096)) == 0
-        assert pinning.budget().limit == 4096 and "native code" in pinning.budget().source
-        pinned = ctypes.c_void_p()
-        assert library.pinning_map_open(ctypes.byref(pinned), b"host:0") == 0
-        there = ctypes.c_void_p(array.ctypes.data)
-        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4097), None) == 7  # PINNING_LOCK_LIMIT
-        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4096), None) == 0
-        assert pinning.budget().used == 4096
-        try:
-            pinning.lock(bytearray(10), device="host")
-        except pinning.LockLimitError:
-            pass
-        else:
-            raise AssertionError
-        assert library.pinning_unlock(pinned, there) == 0
-        """
-    )
+    pinning.budget(1.0)
+    array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device="host").unlock()
+    figures, given, now = (ctypes.c_uint64 * 5)(), ctypes.c_uint64(), pinning.budget()
+    c_api.call("pinning_get_budget", figures)
+    assert list(figures)[1:4] == [now.used, SIZE, now.external]
+    c_api.call("pinning_give_back_idle", ctypes.c_uint64(1), ctypes.byref(given))
+    assert (given.value, used()) == (SIZE, now.used - SIZE)
+    limit = used() + now.external + 4096
+    c_api.call("pinning_set_budget", limit)
+    assert pinning.budget().limit == limit and "native code" in pinning.budget().source
+    native = c_api.Map("host:0")
+    with pytest.raises(c_api.StatusError, match="PINNING_LOCK_LIMIT"):
+        native.lock(array.ctypes.data, 4097)
+    native.lock(array.ctypes.data, 4096)
+    assert pinning.budget().free == 0
+    with pytest.raises(LockLimitError):
+        pinning.lock(bytearray(10), device="host")
+    native.unlock(array.ctypes.data)
 
 
 # ---- pressure ----
@@ -645,31 +527,3 @@ def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch:
     held = pinning.lock(arrays[0], device=device)
     assert eventually(lambda: list(device.locked) == [arrays[0].ctypes.data])
     held.unlock()
-
-
-def test_locks_of_an_earlier_fork_handler_belong_to_the_child() -> None:
-    run_program(
-        """
-        import os, sys
-
-        def early():
-            global memory, locks
-            memory = numpy.ones(1 << 16, "u1")
-            locks = [pinning.lock(memory, device=each) for each in ("host", DEVICE)]
-
-        os.register_at_fork(after_in_child=early)  # the handlers run in the order in which they come
-        sys.path.insert(0, SUPPORT)
-        import numpy, pinning
-        from fake_device import FakeDevice
-
-        DEVICE = FakeDevice()
-        if (child := os.fork()) == 0:
-            assert all(lock.held for lock in locks) and pinning.is_locked(memory, device=DEVICE)
-            assert pinning.budget().used == 2 * memory.nbytes
-            for lock in locks:
-                lock.unlock()
-            assert pinning.budget().used == 0 and DEVICE.locked == {}
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        """.replace("SUPPORT", repr(str(SUPPORT)))
-    )

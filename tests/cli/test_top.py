@@ -93,6 +93,9 @@ def test_locks_come_and_go(program: Program) -> None:
     program("[each.unlock() for each in held]")
     now = seen(program.pid)
     assert now["locked"] == 0 and now["ranges"] == [] and now["registrations"] == 1
+    program("held.append(pinning.pinned_map('host').lock(array.ctypes.data, 4096))")
+    (range_,) = seen(program.pid)["ranges"]
+    assert range_["owner"] in (None, ""), "a lock of an address has no owner, whatever was listed there before"
 
 
 def test_pieces_are_one_range(program: Program) -> None:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from ctypes import byref, c_int
+from ctypes import byref, c_int, c_size_t, c_void_p
 
 import pytest
 
@@ -15,28 +14,16 @@ from standins.libhip import DRIVER
 from standins.standin import StandIn
 
 
-@pytest.fixture
-def hip() -> Iterator[ctypes.CDLL]:
-    """The runtime, as other code calls it; at the end the thread's device must again be the first."""
-    runtime = ctypes.CDLL(DRIVER.soname)
-    yield runtime
-    assert current_device(runtime) == 0
-
-
-def current_device(hip: ctypes.CDLL) -> int:
-    device = c_int(-1)
-    assert hip.hipGetDevice(byref(device)) == 0
-    return device.value
-
-
-def test_a_runtime_that_registers_twice_is_not_asked_to(standin: StandIn, native: c_api.Map, hip: ctypes.CDLL) -> None:
-    memory = Memory(3)
+def test_a_runtime_that_registers_twice_is_not_asked_to(standin: StandIn, native: c_api.Map) -> None:
+    hip, memory, current = ctypes.CDLL(DRIVER.soname), Memory(3), c_int(-1)
     standin.configure("silent_duplicates")
-    assert hip.hipHostRegister(ctypes.c_void_p(memory.ptr + PAGE), ctypes.c_size_t(PAGE), 3) == 0
+    assert hip.hipHostRegister(c_void_p(memory.ptr + PAGE), c_size_t(PAGE), 3) == 0
     native.lock(memory.ptr + PAGE, 10)
     for start in (memory.ptr, memory.ptr + PAGE + 1):
         with pytest.raises(c_api.StatusError, match="PARTIAL_OVERLAP"):
             native.lock(start, 2 * PAGE - 1)
     assert len(standin.calls("hipHostRegister")) == 1
     native.unlock(memory.ptr + PAGE)
-    assert hip.hipHostUnregister(ctypes.c_void_p(memory.ptr + PAGE)) == 0
+    assert hip.hipHostUnregister(c_void_p(memory.ptr + PAGE)) == 0
+    assert hip.hipGetDevice(byref(current)) == 0
+    assert current.value == 0, "the thread's device is again the first"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -154,27 +153,6 @@ def test_memory_that_goes_while_it_is_locked(vendor: Vendor, native: c_api.Map) 
             native.unlock(memory.ptr)
         native.lock(memory.ptr, PAGE)  # first unlocks the removed region at the vendor
     native.unlock(memory.ptr)
-
-
-def test_threads_of_one_range_make_one_call(standin: StandIn, native: c_api.Map) -> None:
-    memory = Memory(1)
-    standin.configure(";".join(f"delay={call}:50" for call in LOCKING))
-
-    def lock_calls() -> int:
-        return len([call for call in standin.calls() if call.split()[0] in LOCKING])
-
-    parts = [(memory.ptr, PAGE), *((memory.ptr + at, 10) for at in (0, 0, 5))]
-    threads = [threading.Thread(target=native.lock, args=part) for part in parts]
-    threads[0].start()
-    while not lock_calls():  # the whole range first; the others start during its vendor call
-        pass
-    for thread in threads[1:]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert lock_calls() == 1
-    for _ in range(4):
-        native.unlock(memory.ptr)
 
 
 def test_fork(vendor: Vendor, standin: StandIn, native: c_api.Map) -> None:

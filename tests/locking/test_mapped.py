@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic locking of buffers that a runtime maps: the policy of PINNING_LOCK_MAPPED, and locks of other callers."""
+"""Automatic locking of buffers that a runtime maps: the policy of PINNING_LOCK_MAPPED, and locks of other callers.
+
+The rules of each policy are those of the map's random machine, tests/map/test_pinned_map_machine.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import numpy as np
 import pytest
 
 import pinning
-from child_process import run_in_child
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
-from pinning import InvalidRangeError, LockLimit, LockLimitError, PartialOverlapError, PinningError, VendorError
+from pinning import InvalidRangeError, LockLimit, LockLimitError, PinningError, VendorError
 from pinning.map.pinned_map import watch_problem
 
 POLICIES = ("off", "on", "mandatory")
@@ -39,32 +41,19 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 # ---- the policy ----
 
 
-@pytest.mark.usefixtures("policy")
-def test_nothing_is_locked_by_default(device: FakeDevice) -> None:
-    values = np.zeros(100)
-    assert pinning.lock_mapped(values, device=device) is None
-    assert not device.count("data_lock")
-    pinning.unlock_unmapped(values, device=device)
-
-
-@pytest.mark.parametrize("value", ["on", "mandatory", "On", "MANDATORY"])
-def test_a_mapped_buffer_is_locked_until_it_is_unmapped(device: FakeDevice, policy: Any, value: str) -> None:
-    policy(value)
-    values = np.zeros(100)
-    assert pinning.lock_mapped(values, device=device) == address_of(values) + LOCKED_OFFSET
-    assert device.locked == {address_of(values): 800}
-    assert pinning.is_locked(values, device=device)
-    pinning.unlock_unmapped(values, device=device)
-    assert device.locked == {}
-
-
-def test_the_policy_is_read_at_each_call(device: FakeDevice, policy: Any) -> None:
-    first, second = np.zeros(100), np.zeros(100)
-    policy("on")
-    pinning.lock_mapped(first, device=device)
-    policy("OFF")
-    assert pinning.lock_mapped(second, device=device) is None
-    for values in (first, second):
+def test_the_policy_is_read_at_each_call_and_off_by_default(device: FakeDevice, policy: Any) -> None:
+    locked = 0
+    arrays = [np.zeros(100) for _ in range(7)]
+    for values, value in zip(arrays, (None, "on", "OFF", "mandatory", "off", "On", "MANDATORY"), strict=True):
+        if value is not None:
+            policy(value)
+        locks = value is not None and value.lower() in LOCKING
+        locked += locks
+        expected = address_of(values) + LOCKED_OFFSET if locks else None
+        assert pinning.lock_mapped(values, device=device) == expected
+        assert pinning.is_locked(values, device=device) == locks
+        assert device.count("data_lock") == len(device.locked) == locked
+    for values in arrays:
         pinning.unlock_unmapped(values, device=device)
     assert device.locked == {}
 
@@ -108,68 +97,7 @@ def test_addresses_sizes_and_read_only_buffers(device: FakeDevice, policy: Any) 
     pinning.unlock_unmapped(constant, device=device)
 
 
-# ---- memory that is locked already ----
-
-
-@pytest.mark.parametrize("value", POLICIES)
-def test_what_is_locked_already_is_counted(device: FakeDevice, policy: Any, value: str) -> None:
-    policy(value)
-    values = np.zeros(100)
-    with pinning.lock(values, device=device) as lock:
-        assert pinning.lock_mapped(values[10:], device=device) == lock.device_ptr + 80
-        assert lock.region is not None
-        assert lock.region.references == 2
-    assert pinning.is_locked(values, device=device), "the mapping still needs it"
-    pinning.unlock_unmapped(values[10:], device=device)
-    assert device.count("data_lock") == device.count("data_unlock") == 1
-
-
-@pytest.mark.parametrize("value", POLICIES)
-def test_what_someone_else_has_pinned_is_entered(device: FakeDevice, policy: Any, value: str) -> None:
-    policy(value)
-    values = np.zeros(100)
-    device.foreign = {address_of(values): 800}
-    assert pinning.lock_mapped(values[10:], device=device) == address_of(values) + 80 + FOREIGN_OFFSET
-    (region,) = pinning.regions(device)
-    assert (region.start, region.size, region.external) == (address_of(values), 800, True)
-    assert not device.count("data_lock"), "the vendor was not asked to lock it"
-    pinning.unlock_unmapped(values[10:], device=device)
-    assert not device.count("data_unlock")
-
-
-@pytest.mark.parametrize("value", POLICIES)
-def test_a_partial_overlap(device: FakeDevice, policy: Any, value: str) -> None:
-    policy(value)
-    values = np.zeros(100)
-    with pinning.lock(values[:50], device=device) as lock:
-        if value == "mandatory":
-            with pytest.raises(PartialOverlapError):
-                pinning.lock_mapped(values, device=device)
-        else:
-            assert pinning.lock_mapped(values, device=device) is None
-        assert device.count("data_lock") == 1
-        pinning.unlock_unmapped(values, device=device)
-        assert lock.held, "it was another's"
-        assert lock.region is not None
-
-
 # ---- failures ----
-
-
-@pytest.mark.parametrize("calls_before", [0, 1])
-def test_a_vendor_that_refuses(device: FakeDevice, policy: Any, calls_before: int) -> None:
-    values = np.zeros(100)
-    policy("on")
-    device.fail(refusal(), calls_before)
-    assert pinning.lock_mapped(values, device=device) is None
-    pinning.unlock_unmapped(values, device=device)
-    policy("mandatory")
-    error = refusal()
-    device.fail(error, calls_before)
-    with pytest.raises(VendorError) as caught:
-        pinning.lock_mapped(values, device=device)
-    assert caught.value is error
-    assert pinning.regions(device) == []
 
 
 @pytest.mark.parametrize("value", LOCKING)
@@ -201,73 +129,26 @@ def test_no_room(device: FakeDevice, policy: Any, value: str) -> None:
     assert not device.count("data_lock")
 
 
-@pytest.mark.parametrize("value", LOCKING)
-def test_an_unlock_that_is_refused_is_an_error_and_can_be_tried_again(
-    device: FakeDevice, policy: Any, value: str
-) -> None:
-    policy(value)
-    values = np.zeros(100)
-    pinning.lock_mapped(values, device=device)
-    device.fail(refusal())
-    with pytest.raises(VendorError):
-        pinning.unlock_unmapped(values, device=device)
-    assert pinning.is_locked(values, device=device)
-    pinning.unlock_unmapped(values, device=device)
-    assert device.locked == {}
-
-
 # ---- whose lock it is ----
 
 
-def test_a_mapping_that_locked_nothing_takes_nobodys_lock(device: FakeDevice, policy: Any) -> None:
+def test_each_mapping_is_undone_once_and_those_that_locked_nothing_first(device: FakeDevice, policy: Any) -> None:
     values = np.zeros(100)
-    policy("off")
-    assert pinning.lock_mapped(values, device=device) is None
-    with pinning.lock(values, device=device) as lock:
-        for _ in range(3):  # only the first matches a lock_mapped
-            pinning.unlock_unmapped(values, device=device)
-            assert lock.held
-            assert lock.region is not None
-            assert lock.region.references == 1
-
-
-def test_mapping_that_locked_keeps_its_lock(device: FakeDevice, policy: Any) -> None:
-    values = np.zeros(100)
-    policy("off")
-    pinning.lock_mapped(values, device=device)
-    policy("on")
-    pinning.lock_mapped(values, device=device)
-    policy("off")
-    pinning.unlock_unmapped(values, device=device)
-    assert device.locked
-    pinning.unlock_unmapped(values, device=device)
-    assert device.locked == {}
-    pinning.unlock_unmapped(values, device=device)
-
-
-def test_mappings_of_one_buffer_are_counted(device: FakeDevice, policy: Any) -> None:
-    policy("mandatory")
-    values = np.zeros(100)
-    for _ in range(3):
+    for value in ("off", "on", "mandatory"):
+        policy(value)
         pinning.lock_mapped(values, device=device)
+    policy("off")
     for left in (2, 1):
         pinning.unlock_unmapped(values, device=device)
         (region,) = pinning.regions(device)
         assert region.references == left
+    device.fail(refusal())
+    with pytest.raises(VendorError):
+        pinning.unlock_unmapped(values, device=device)
     pinning.unlock_unmapped(values, device=device)
-    assert device.count("data_lock") == device.count("data_unlock") == 1
-
-
-def test_a_mapping_whose_region_has_gone_takes_nobodys_lock(device: FakeDevice, policy: Any) -> None:
-    policy("on")
-    values = np.zeros(100)
-    device.foreign = {address_of(values): 800}
-    pinning.lock_mapped(values, device=device)
-    device.foreign.clear()
     with pinning.lock(values, device=device) as lock:
         pinning.unlock_unmapped(values, device=device)
         assert lock.held
-    assert device.count("data_lock") == 1
 
 
 def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None:
@@ -287,40 +168,22 @@ def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None
     pinned.close()
 
 
-def test_a_mapped_lock_larger_than_one_vendor_call(policy: Any) -> None:
-    policy("on")
-    device = FakeDevice("fake:small", largest_lock=500)
-    values = np.zeros(100)
-    pinning.lock_mapped(values, device=device)
-    assert sorted(device.locked.values()) == [300, 500]
-    pinning.unlock_unmapped(values, device=device)
-    assert device.locked == {}
-    assert device.wrong == []
-
-
 # ---- devices and lifetime ----
 
 
-def test_every_device_of_a_plugin_has_the_methods(policy: Any) -> None:
+def test_devices_have_the_methods(device: FakeDevice, policy: Any) -> None:
     policy("mandatory")
-    host = pinning.device("host:0")
+    values, host = np.zeros(100), pinning.device("host:0")
     assert isinstance(host, pinning.AutomaticLocking)
-    values = np.zeros(100)
-    assert host.lock_mapped(values) == address_of(values)
-    assert pinning.is_locked(values, device="host:0")
-    host.unlock_unmapped(values)
-    assert not pinning.is_locked(values, device="host:0")
-    assert host.lock_mapped(address_of(values), 80) == address_of(values)
-    host.unlock_unmapped(address_of(values))
-    assert pinning.regions("host:0") == []
-
-
-def test_the_methods_of_a_device(device: FakeDevice, policy: Any) -> None:
-    policy("on")
-    values = np.zeros(100)
-    assert device.lock_mapped(values, 80) == address_of(values) + LOCKED_OFFSET
-    assert device.calls[-1] == Call("data_lock", address_of(values), 80, False)
-    device.unlock_unmapped(values)
+    for each, offset in ((host, 0), (device, LOCKED_OFFSET)):
+        assert each.lock_mapped(values) == address_of(values) + offset
+        assert pinning.is_locked(values, device=each)
+        each.unlock_unmapped(values)
+        assert not pinning.is_locked(values, device=each)
+        assert each.lock_mapped(address_of(values), 80) == address_of(values) + offset
+        each.unlock_unmapped(address_of(values))
+        assert pinning.regions(each) == []
+    assert device.calls[-2:] == [Call("data_lock", address_of(values), 80), Call("data_unlock", address_of(values))]
 
 
 def test_a_mapped_buffer_is_not_kept_alive(device: FakeDevice, policy: Any) -> None:
@@ -353,22 +216,3 @@ def test_a_closed_map(policy: Any, value: str) -> None:
         assert pinning.lock_mapped(values, device=other) is None
     pinning.unlock_unmapped(values, device=other)
     assert other.wrong == []
-
-
-def test_a_child_has_mapped_nothing(device: FakeDevice, policy: Any) -> None:
-    policy("mandatory")
-    values = np.zeros(100)
-    pinning.lock_mapped(values, device=device)
-
-    def in_child() -> None:
-        device.locked.clear()  # page locks are not inherited
-        pinning.unlock_unmapped(values, device=device)
-        assert pinning.regions(device) == []
-        pinning.lock_mapped(values, device=device)
-        pinning.unlock_unmapped(values, device=device)
-        assert device.wrong == []
-        assert (device.count("data_lock"), device.count("data_unlock")) == (2, 1)
-
-    run_in_child(in_child)
-    assert device.locked
-    pinning.unlock_unmapped(values, device=device)

@@ -216,19 +216,6 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     assert len(caplog.records) == 1
 
 
-def test_object_larger_than_the_budget_evicts_nothing(
-    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    taken, first = taken_by_others(), memory[0:10_000]
-    use(locks, first)
-    wait_for(device, [first])
-    assert eventually(lambda: unused(device, first))
-    pinning.budget(taken + 20_000)
-    use(locks, memory[100_000:200_000])
-    assert eventually(lambda: caplog.records)
-    wait_for(device, [first])
-
-
 class SlowDevice(FakeDevice):
     """Its work is complete once `done` is set."""
 
@@ -275,21 +262,6 @@ def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDe
     assert locked(device) == []
     use(locks, first)
     wait_for(device, [first])
-
-
-def test_what_is_not_used_gives_way_to_any_lock(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
-    first, other = memory[0:10_000], numpy.zeros(10_000, numpy.uint8)
-    taken = taken_by_others()
-    pinning.budget(taken + 15_000)
-    view = use(locks, first)
-    wait_for(device, [first])
-    with pytest.raises(pinning.LockLimitError):
-        pinning.lock(other, device=device)
-    del view
-    assert eventually(lambda: unused(device, first))
-    with pinning.lock(other, device=device):
-        assert locked(device) == [(other.ctypes.data, other.nbytes)]
-    pinning.give_back_idle()
 
 
 def test_closed_it_undoes_what_is_not_used(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:

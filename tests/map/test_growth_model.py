@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import pinning
 from fake_device import LOCKED_OFFSET, FakeDevice
-from pinning import PartialOverlapError, PinnedMap, StillLockedError, VendorError
+from pinning import PartialOverlapError, PinnedMap, PinningError, StillLockedError, VendorError
 from pinning.map.pinned_map import Hold
 
 WAIT = 60
@@ -24,7 +24,9 @@ UNDO_REFUSED = VendorError("fakeUndo", 2, "FAKE")
 
 Action = tuple[str, int, int]
 actions = st.tuples(
-    st.sampled_from(["lock", "lock", "unlock", "find", "across", "drop"]), st.integers(0, 47), st.integers(1, 48)
+    st.sampled_from(["lock", "lock", "unlock", "find", "across", "drop", "cancel"]),
+    st.integers(0, 47),
+    st.integers(1, 48),
 )
 
 
@@ -92,8 +94,10 @@ class Scene:
         self.begun = threading.Event()
         self.inside: list[Hold] = []
         self.asked = 0  # pieces that the vendor has locked, or is locking
-        self.dropped = self.was_refused = False
+        self.dropped = self.cancelled = self.was_refused = False
         self.problems: list[BaseException] = []
+        gc.collect()
+        self.used_before = pinning.budget().used
 
     @property
     def locked(self) -> int:
@@ -116,7 +120,9 @@ class Scene:
 
     def act(self, what: str, at: int, size: int) -> None:
         prefix = self.locked
-        if what == "lock" and at + size <= prefix:
+        if what == "lock" and prefix:
+            at %= prefix
+            size = size % (prefix - at) + 1
             self.inside.append(Hold(self.on, self.ptr + at, size, None, None, None))
             assert self.inside[-1].device_ptr == self.ptr + at + LOCKED_OFFSET
         elif what == "unlock" and self.inside:
@@ -128,14 +134,18 @@ class Scene:
             assert (found is not None) == (at + size <= prefix)
             if found is not None:
                 assert (found.start, found.size, found.whole) == (self.ptr, prefix, self.size)
+                assert found.piece == min(self.piece, self.size)
                 assert found.references == 1 + len(self.inside)
         elif what == "across" and at and prefix:
             with pytest.raises(PartialOverlapError):
                 self.on.lock(self.ptr + at, self.size)
-        elif what == "drop" and not self.dropped:
-            self.dropped = True
+        elif what in ("drop", "cancel") and not self.dropped and not self.cancelled:
+            self.dropped, self.cancelled = what == "drop", what == "cancel"
             self.device.unlocks_before_a_refusal = self.undo_refused
-            self.pending.clear()
+            if self.cancelled:
+                self.pending[0]._abandon()
+            else:
+                self.pending.clear()
 
     def bytes_locked(self) -> int:
         return sum(size for base, size in self.device.locked.items() if self.ptr <= base < self.ptr + self.size)
@@ -151,7 +161,7 @@ class Scene:
         self.device.before = None
         gc.collect()
         assert self.problems == []
-        if self.was_refused or self.dropped:
+        if self.was_refused or self.dropped or self.cancelled:
             self.check_ended()
         else:
             lock = self.pending[0].wait()
@@ -160,22 +170,38 @@ class Scene:
             assert lock.region.references == 1 + len(self.inside)
             lock.unlock()
         for hold in self.inside:
-            assert self.bytes_locked() > 0
+            assert pinning.budget().used - self.used_before == self.bytes_locked() > 0
             assert hold.held
             assert hold.unlock()
         assert self.device.locked == {}
         assert list(self.on) == []
+        assert pinning.budget().used == self.used_before
         pinning.lock(self.buffer, device=self.device).unlock()
         assert self.device.wrong == []
 
+    def check_pending(self, pending: pinning.PendingLock) -> None:
+        for _ in range(2):
+            with pytest.raises(PinningError) as raised:
+                pending.wait(timeout=WAIT)
+            assert self.cancelled or raised.value is REFUSED
+        try:
+            pending.cancel()
+        except VendorError as error:
+            assert error in (REFUSED, UNDO_REFUSED)
+            assert self.bytes_locked() and not self.inside, "something is left that could not be undone"
+        assert (pending.done, pending.progress) == (True, 0)
+
     def check_ended(self) -> None:
+        for pending in self.pending:
+            self.check_pending(pending)
+        assert pinning.budget().used - self.used_before == self.bytes_locked()
         if self.inside:
             assert self.bytes_locked() == self.locked
             region = self.on.find(self.ptr, self.locked)
             assert region is not None
             assert (region.size, region.whole, region.references) == (self.locked, self.size, len(self.inside))
             if self.locked < self.size:
-                with pytest.raises(StillLockedError):
+                with pytest.raises(StillLockedError, match=f"cut short.* first {self.locked} bytes"):
                     self.on.lock(self.ptr + self.locked, 1)
         elif self.bytes_locked():
             assert self.undo_refused is not None
@@ -190,7 +216,7 @@ class Scene:
     size=st.integers(1, 48),
     piece=st.integers(1, 16),
     script=st.lists(st.lists(actions, max_size=3), max_size=8),
-    refused=st.none() | st.integers(0, 8),
+    refused=st.none() | st.integers(0, 3) | st.integers(0, 8),
     undo_refused=st.none() | st.integers(0, 3),
 )
 def test_whatever_happens_at_each_piece(

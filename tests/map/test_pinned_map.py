@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PinnedMap on a device that records its calls: every rule, every refusal, and threads that meet in the map."""
+"""PinnedMap on a device that records its calls: its arguments, the device's own errors, threads, and the collector.
+
+Rules of ranges: the random machine beside this. More threads: tests/native/pinned_map_stress.cpp.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, CoarseFakeDevice, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, FakeDevice
 from pinning import (
     AlreadyPinnedError,
     InvalidRangeError,
@@ -23,7 +27,6 @@ from pinning import (
     PartialOverlapError,
     PinnedMap,
     PinningError,
-    StillLockedError,
     VendorError,
 )
 from pinning.map.pinned_map import Hold
@@ -56,67 +59,6 @@ def let_others_run() -> None:
 # ---- the rules, alone ----
 
 
-def test_a_new_range_is_locked_by_the_vendor_and_found(device: FakeDevice, pinned: PinnedMap) -> None:
-    assert pinned.lock(BASE, SIZE, read_only=True) == BASE + LOCKED_OFFSET
-    assert device.calls == [Call("data_lock", BASE, SIZE, True)]
-    region = pinned.find(BASE, SIZE)
-    assert region is not None
-    assert (region.start, region.end, region.size) == (BASE, BASE + SIZE, SIZE)
-    assert (region.device_ptr, region.references, region.external) == (BASE + LOCKED_OFFSET, 1, False)
-    assert (region.piece, region.borders, region.device) == (SIZE, (), device)
-    assert list(pinned) == [region]
-    assert len(pinned) == 1
-
-
-@pytest.mark.parametrize("read_only", [None, True, False])
-def test_read_only_is_passed_to_the_vendor(device: FakeDevice, pinned: PinnedMap, read_only: bool | None) -> None:
-    pinned.lock(BASE, SIZE, read_only)
-    assert device.calls[0].read_only is read_only
-
-
-@pytest.mark.parametrize(("offset", "size"), [(0, SIZE), (0, 1), (SIZE - 1, 1), (5, SIZE - 5), (1, SIZE - 2)])
-def test_a_range_inside_is_counted_without_a_vendor_call(
-    device: FakeDevice, pinned: PinnedMap, offset: int, size: int
-) -> None:
-    pinned.lock(BASE, SIZE)
-    assert pinned.lock(BASE + offset, size) == BASE + offset + LOCKED_OFFSET
-    assert next(iter(pinned)).references == 2
-    pinned.unlock(BASE + SIZE - 1)
-    assert next(iter(pinned)).references == 1
-    assert len(device.calls) == 1
-    pinned.unlock(BASE + 7)
-    assert device.calls[1:] == [Call("data_unlock", BASE)]
-    assert len(pinned) == 0
-
-
-OVERLAPS = [(-1, 2), (SIZE - 1, 2), (-1, SIZE + 2), (0, SIZE + 1), (-1, SIZE + 1), (-SIZE, SIZE + 1)]
-
-
-@pytest.mark.parametrize(("offset", "size"), OVERLAPS)
-def test_a_partial_overlap_is_refused_before_the_vendor_is_called(
-    device: FakeDevice, pinned: PinnedMap, offset: int, size: int
-) -> None:
-    pinned.lock(BASE, SIZE)
-    before = list(pinned)
-    for attempt in (lambda: pinned.lock(BASE + offset, size), lambda: pinned.register(BASE + offset, size, 1)):
-        with pytest.raises(PartialOverlapError) as caught:
-            attempt()
-        for number in (BASE + offset, BASE + offset + size, BASE, BASE + SIZE):
-            assert f"{number:#x}" in str(caught.value)
-        assert isinstance(caught.value, InvalidRangeError)
-        assert isinstance(caught.value, ValueError)
-    assert list(pinned) == before
-    assert len(device.calls) == 1
-
-
-def test_adjacent_ranges_are_two_regions(device: FakeDevice, pinned: PinnedMap) -> None:
-    for start in (BASE, BASE - SIZE, BASE + SIZE):
-        pinned.lock(start, SIZE)
-    assert [region.start for region in pinned] == [BASE - SIZE, BASE, BASE + SIZE]
-    assert pinned.find(BASE + SIZE - 1, 2) is None, "no region holds a range across a border"
-    assert device.count("data_lock") == 3
-
-
 @pytest.mark.parametrize(
     ("ptr", "size", "says"),
     [
@@ -127,6 +69,7 @@ def test_adjacent_ranges_are_two_regions(device: FakeDevice, pinned: PinnedMap) 
         (TOP, 1, f"{TOP}"),
         (BASE, TOP, f"{TOP}"),
         (TOP - 1, 2, f"{TOP - 1:#x}"),
+        (BASE + 1, TOP - 1, f"{BASE + 1:#x}"),
         (BASE, TOP - BASE + 1, f"{BASE:#x}"),
     ],
 )
@@ -137,6 +80,13 @@ def test_what_is_no_range_is_refused(device: FakeDevice, pinned: PinnedMap, ptr:
     assert pinned.find(ptr, size) is None
     assert device.calls == []
     assert len(pinned) == 0
+
+
+@pytest.mark.parametrize("piece", [0, -1, TOP])
+def test_a_piece_must_be_a_size(device: FakeDevice, pinned: PinnedMap, piece: int) -> None:
+    with pytest.raises(InvalidRangeError, match=str(piece)):
+        pinned.lock(BASE, SIZE, piece=piece)
+    assert device.calls == []
 
 
 @pytest.mark.parametrize("bad", [None, 1.0, 4096.5, "4096", b"x", [1], np.float64(3)])
@@ -175,61 +125,13 @@ def test_the_last_byte_of_the_address_space(device: FakeDevice, pinned: PinnedMa
     region = pinned.find(TOP - 1)
     assert region is not None
     assert (region.end, region.borders, region.device_ptr_of(TOP - 1)) == (TOP, (), BASE + SIZE - 1)
-    assert pinned.find(TOP - 1, 2) is None
+    for ptr, size in ((TOP - 1, 2), (TOP - SIZE + 1, TOP - 1), (TOP - 1, 0)):
+        assert pinned.find(ptr, size) is None
     assert TOP not in pinned
     assert -1 not in pinned
-
-
-def test_unlock_of_what_is_not_locked(device: FakeDevice, pinned: PinnedMap) -> None:
-    pinned.lock(BASE, SIZE)
-    for ptr in (BASE - 1, BASE + SIZE, 0, TOP - 1):
-        with pytest.raises(NotLockedError, match=f"{ptr:x}") as caught:
-            pinned.unlock(ptr)
-        assert isinstance(caught.value, LookupError)
-    assert next(iter(pinned)).references == 1
-    pinned.unlock(BASE)
-    with pytest.raises(NotLockedError):
-        pinned.unlock(BASE)
-    assert device.count("data_unlock") == 1
-
-
-def test_find_wants_every_byte(pinned: PinnedMap) -> None:
-    pinned.lock(BASE, SIZE)
-    assert pinned.find(BASE + SIZE - 1, 1) is not None
-    for ptr, size in [(BASE, SIZE + 1), (BASE - 1, 2), (BASE + SIZE, 1), (BASE, 0), (BASE + 1, TOP - 1), (BASE, -1)]:
-        assert pinned.find(ptr, size) is None
-
-
-def test_a_registration_is_not_a_lock(device: FakeDevice, pinned: PinnedMap) -> None:
-    pinned.register(BASE, SIZE, 0x77000)
-    (region,) = pinned
-    assert (region.device_ptr, region.references, region.external, region.registered) == (0x77000, 0, True, True)
-    with pytest.raises(NotLockedError):
-        pinned.unlock(BASE)
-    assert pinned.lock(BASE + 5, 10) == 0x77005
-    with pytest.raises(StillLockedError, match=f"{BASE:#x}"):
-        pinned.unregister(BASE + SIZE - 1)
-    assert next(iter(pinned)).references == 1
-    pinned.unlock(BASE)
-    with pytest.raises(NotLockedError):
-        pinned.unlock(BASE)
-    pinned.unregister(BASE + 9)
-    assert len(pinned) == 0
-    assert device.calls == [], "registered memory is never locked nor unlocked by the vendor"
-
-
-def test_only_a_registration_can_be_unregistered(pinned: PinnedMap) -> None:
-    pinned.lock(BASE, SIZE)
-    for ptr in (BASE, BASE - 1):
+    for ptr in (0, TOP - 1):
         with pytest.raises(NotLockedError, match=f"{ptr:x}"):
-            pinned.unregister(ptr)
-    assert len(pinned) == 1
-
-
-def test_registering_what_is_registered_is_an_overlap(pinned: PinnedMap) -> None:
-    pinned.register(BASE, SIZE, 1)
-    with pytest.raises(PartialOverlapError):
-        pinned.register(BASE, SIZE, 1)
+            pinned.unlock(ptr)
 
 
 @pytest.mark.parametrize("missing", ["data_lock", "data_unlock", "is_pinned_ptr"])
@@ -246,39 +148,39 @@ class OwnError(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [refusal(), OwnError("x"), KeyboardInterrupt(), MemoryError(), SystemExit(3)])
-def test_what_data_lock_raises_reaches_the_caller(device: FakeDevice, pinned: PinnedMap, error: BaseException) -> None:
-    device.fail(error)
+OWN_ERRORS = (OwnError("x"), MemoryError())
+REACHING = [
+    *(
+        (0, error)
+        for error in (*OWN_ERRORS, KeyboardInterrupt(), SystemExit(3), AlreadyPinnedError("fakeCall", 5, "FAKE"))
+    ),
+    *((1, error) for error in OWN_ERRORS),
+]
+
+
+@pytest.mark.parametrize(("calls_before", "error"), REACHING)
+def test_the_devices_own_error_reaches_the_caller(
+    device: FakeDevice, pinned: PinnedMap, calls_before: int, error: BaseException
+) -> None:
+    device.fail(error, calls_before)
     with pytest.raises(type(error)) as caught:
         pinned.lock(BASE, SIZE)
-    assert caught.value is error
-    assert len(pinned) == 0
-    assert pinned.find(BASE) is None
-    assert pinned.lock(BASE, SIZE) == BASE + LOCKED_OFFSET, "and it can be tried again"
-
-
-@pytest.mark.parametrize("error", [refusal(), OwnError("x"), MemoryError()])
-def test_error_of_data_unlock_reaches_the_caller_and_the_lock_stays(
-    device: FakeDevice, pinned: PinnedMap, error: BaseException
-) -> None:
-    pinned.lock(BASE, SIZE)
-    before = list(pinned)
-    device.fail(error)
-    with pytest.raises(type(error)) as caught:
         pinned.unlock(BASE)
     assert caught.value is error
-    assert list(pinned) == before
-    assert len(pinned) == 1
-    assert device.locked == {BASE: SIZE}
-    pinned.unlock(BASE)
+    assert len(pinned) == len(device.locked) == calls_before, "nothing is locked, or all is as before the unlock"
+    assert pinned.lock(BASE, SIZE) == BASE + LOCKED_OFFSET, "and it can be tried again"
+    with pinned:
+        assert not pinned.closed
+    assert pinned.closed
     assert device.locked == {}
 
 
-def test_a_vendor_error_keeps_call_code_and_name(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.fail(refusal())
-    with pytest.raises(VendorError, match=r"fakeCall failed: FAKE_UNKNOWN \(999\); ask the vendor") as caught:
-        pinned.lock(BASE, SIZE)
-    assert (caught.value.call, caught.value.code, caught.value.name) == ("fakeCall", 999, "FAKE_UNKNOWN")
+def test_errors_are_of_the_kinds_that_python_has() -> None:
+    kinds = {InvalidRangeError: ValueError, PartialOverlapError: InvalidRangeError, NotLockedError: LookupError}
+    assert all(issubclass(error, kind) and issubclass(error, PinningError) for error, kind in kinds.items())
+    error = refusal()
+    assert str(error) == "fakeCall failed: FAKE_UNKNOWN (999); ask the vendor"
+    assert (error.call, error.code, error.name) == ("fakeCall", 999, "FAKE_UNKNOWN")
 
 
 @pytest.mark.parametrize("locked_first", [False, True], ids=["before the call", "after the call"])
@@ -333,191 +235,6 @@ def test_a_device_pointer_that_is_none_is_an_error(answer: object) -> None:
 # ---- memory that other code has pinned ----
 
 
-def test_external_region_is_entered_whole_and_never_unlocked(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    assert pinned.lock(BASE + 16, 32) == BASE + 16 + FOREIGN_OFFSET
-    (region,) = pinned
-    assert (region.start, region.size, region.references) == (BASE, SIZE, 1)
-    assert (region.external, region.registered) == (True, False)
-    assert pinned.lock(BASE, SIZE) == BASE + FOREIGN_OFFSET
-    assert device.count("data_lock") == 1
-    pinned.unlock(BASE + 16)
-    assert len(pinned) == 1
-    pinned.unlock(BASE + 16)
-    assert len(pinned) == 0
-    assert device.count("data_unlock") == 0
-
-
-@pytest.mark.parametrize(("offset", "size"), OVERLAPS[:2] + OVERLAPS[3:])
-def test_reaching_out_of_what_someone_else_has_pinned(
-    device: FakeDevice, pinned: PinnedMap, offset: int, size: int
-) -> None:
-    device.foreign = {BASE: SIZE}
-    with pytest.raises(PartialOverlapError) as caught:
-        pinned.lock(BASE + offset, size)
-    for number in (BASE + offset, BASE + offset + size, BASE, BASE + SIZE):
-        assert f"{number:#x}" in str(caught.value)
-    assert len(pinned) == 0
-
-
-def test_pinned_by_someone_that_the_vendor_cannot_name(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign, device.tells_foreign = {BASE: SIZE}, False
-    error = AlreadyPinnedError("fakeRegister", 5, "FAKE")
-    device.fail(error)
-    with pytest.raises(AlreadyPinnedError) as caught:
-        pinned.lock(BASE, SIZE)
-    assert caught.value is error
-    assert len(pinned) == 0
-
-
-def test_the_vendor_fails_to_say_who_has_pinned_it(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    error = refusal()
-    device.fail(error, calls_before=1)
-    with pytest.raises(VendorError) as caught:
-        pinned.lock(BASE, SIZE)
-    assert caught.value is error
-    assert len(pinned) == 0
-    assert pinned.lock(BASE, SIZE) == BASE + FOREIGN_OFFSET
-
-
-def test_external_range_overlapping_a_region_is_refused(device: FakeDevice, pinned: PinnedMap) -> None:
-    pinned.lock(BASE, SIZE)
-    device.foreign = {BASE: 2 * SIZE}
-    with pytest.raises(PartialOverlapError, match=f"{BASE:#x}"):
-        pinned.lock(BASE + SIZE, SIZE)
-    assert [region.external for region in pinned] == [False]
-
-
-def test_pinned_by_someone_else_in_the_middle(device: FakeDevice, pinned: PinnedMap) -> None:
-    """Only the two ends are queried. Neither is pinned, so the pinned range in between is not found."""
-    device.foreign = {BASE + 10: 10}
-    with pytest.raises(AlreadyPinnedError):
-        pinned.lock(BASE, SIZE)
-    assert device.calls[1:] == [Call("is_pinned_ptr", BASE), Call("is_pinned_ptr", BASE + SIZE - 1)]
-    assert len(pinned) == 0
-
-
-# ---- memory that other code has pinned, and unpins ----
-
-
-def hold(pinned: PinnedMap, ptr: int, size: int) -> Hold:
-    return Hold(pinned, ptr, size, None, None, None)
-
-
-def test_a_lock_in_what_someone_else_has_pinned_asks_again(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    pinned.lock(BASE + 16, 32)
-    device.calls.clear()
-    assert pinned.lock(BASE + 8, 8) == BASE + 8 + FOREIGN_OFFSET
-    assert device.calls == [Call("is_pinned_ptr", BASE)]
-    assert next(iter(pinned)).references == 2
-
-
-def test_a_lock_in_a_registration_asks_nobody(device: FakeDevice, pinned: PinnedMap) -> None:
-    pinned.register(BASE, SIZE, 0x77000)
-    pinned.lock(BASE, SIZE)
-    assert device.calls == []
-
-
-@pytest.mark.parametrize(("lower", "upper"), [(-64, 64), (0, -32), (0, 64), (32, 0), (-64, 0), (8, -8)])
-def test_someone_else_has_pinned_it_anew_with_other_bounds(
-    device: FakeDevice, pinned: PinnedMap, lower: int, upper: int
-) -> None:
-    device.foreign = {BASE: SIZE}
-    before = hold(pinned, BASE, SIZE)
-    start, size = BASE + lower, SIZE + upper - lower
-    device.foreign = {start: size}
-    inside = BASE + SIZE // 2
-    assert pinned.lock(inside, 8) == inside + FOREIGN_OFFSET
-    (region,) = pinned
-    assert (region.start, region.size, region.references) == (start, size, 1)
-    assert not before.held
-    assert before.unlock()
-    assert next(iter(pinned)).references == 1, "the old lock has taken the new one's count"
-
-
-def test_unpinned_external_region_is_locked_by_the_vendor(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    before = [hold(pinned, BASE, SIZE) for _ in range(2)]
-    device.foreign.clear()
-    assert pinned.find(BASE) is not None, "nobody has asked yet"
-    assert pinned.lock(BASE + 8, 8) == BASE + 8 + LOCKED_OFFSET
-    for each in before:
-        assert not each.held
-        each.unlock()
-    (region,) = pinned
-    assert (region.start, region.size, region.references, region.external) == (BASE + 8, 8, 1, False)
-    assert device.locked == {BASE + 8: 8}
-
-
-@pytest.mark.parametrize(("offset", "size"), OVERLAPS)
-def test_unpinned_external_region_is_not_an_overlap(
-    device: FakeDevice, pinned: PinnedMap, offset: int, size: int
-) -> None:
-    device.foreign = {BASE: SIZE}
-    pinned.lock(BASE, SIZE)
-    with pytest.raises(PartialOverlapError, match="someone else"):
-        pinned.lock(BASE + offset, size)
-    assert len(pinned) == 1
-    device.foreign.clear()
-    assert pinned.lock(BASE + offset, size) == BASE + offset + LOCKED_OFFSET
-    assert [region.start for region in pinned] == [BASE + offset]
-
-
-def test_a_stale_region_counts_down_by_address(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    pinned.lock(BASE, SIZE)
-    device.foreign.clear()
-    device.calls.clear()
-    pinned.unlock(BASE + 5)
-    assert device.calls == []
-    assert len(pinned) == 0
-    with pytest.raises(NotLockedError):
-        pinned.unlock(BASE + 5)
-
-
-def test_the_vendor_fails_to_say_whether_it_is_still_pinned(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    pinned.lock(BASE, SIZE)
-    before = list(pinned)
-    for attempt in (lambda: pinned.lock(BASE, 1), pinned.refresh):
-        error = refusal()
-        device.fail(error)
-        with pytest.raises(VendorError) as caught:
-            attempt()  # type: ignore[operator]
-        assert caught.value is error
-        assert list(pinned) == before
-
-
-def test_refresh_forgets_what_others_have_unpinned(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE, BASE + SIZE: SIZE, BASE + 2 * SIZE: SIZE}
-    locks = [hold(pinned, base, 8) for base in device.foreign]
-    pinned.register(BASE + 3 * SIZE, SIZE, 1)
-    pinned.lock(BASE + 4 * SIZE, SIZE)
-    assert pinned.refresh() == []
-    del device.foreign[BASE]
-    device.foreign[BASE + SIZE] = SIZE // 2
-    expected = list(pinned)[:2]
-    assert pinned.refresh() == expected
-    assert [region.start for region in pinned] == [BASE + at * SIZE for at in (2, 3, 4)]
-    assert [each.held for each in locks] == [False, False, True]
-    assert pinned.refresh() == []
-
-
-def test_refresh_changes_nothing_when_the_vendor_fails_half_way(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE, BASE + SIZE: SIZE}
-    for base in device.foreign:
-        pinned.lock(base, 8)
-    before = list(pinned)
-    device.foreign.clear()
-    device.fail(refusal(), calls_before=1)
-    with pytest.raises(VendorError):
-        pinned.refresh()
-    assert list(pinned) == before
-    assert pinned.refresh() == before
-
-
 @pytest.mark.parametrize("asks", ["refresh", "lock"])
 def test_region_entered_again_during_a_query_stays(device: FakeDevice, pinned: PinnedMap, asks: str) -> None:
     device.foreign = {BASE: SIZE}
@@ -537,240 +254,42 @@ def test_region_entered_again_during_a_query_stays(device: FakeDevice, pinned: P
     assert (region.external, region.references) == (False, 1 if asks == "refresh" else 2)
 
 
-def test_asking_whether_it_is_still_pinned_delays_nothing(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    pinned.lock(BASE, SIZE)
-    with device.stopping("is_pinned_ptr", BASE) as gate:
-        asking = Background(lambda: pinned.lock(BASE, 8))
-        assert gate.reached.wait(WAIT)
-
-        def the_rest() -> None:
-            assert pinned.find(BASE) is not None
-            assert pinned.lock(BASE, 16) == BASE + FOREIGN_OFFSET
-            pinned.unlock(BASE)
-            pinned.lock(BASE + SIZE, SIZE)
-            pinned.unlock(BASE + SIZE)
-
-        Background(the_rest).result()
-        assert asking.is_alive()
-    asking.result()
-    assert next(iter(pinned)).references == 2
-
-
-def test_threads_that_lock_parts_of_what_someone_else_has_pinned_anew(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE // 2}
-    old = hold(pinned, BASE, 64)
-    device.foreign = {BASE: SIZE}
+@pytest.mark.parametrize("anew", [False, True])
+def test_threads_that_lock_parts_of_what_someone_else_has_pinned(
+    device: FakeDevice, pinned: PinnedMap, anew: bool
+) -> None:
     parts = [BASE + part * SIZE // 8 for part in range(8)]
-    with device.stopping("is_pinned_ptr", BASE) as gate:
+    stops = [("is_pinned_ptr", BASE)] if anew else [("data_lock", BASE), ("is_pinned_ptr", parts[1])]
+    device.foreign = {BASE: SIZE // 2}
+    old = [Hold(pinned, BASE, 64, None, None, None)] if anew else []
+    device.foreign = {BASE: SIZE}
+    with ExitStack() as stack:
+        gates = [stack.enter_context(device.stopping(*each)) for each in stops]
         threads = [Background(lambda ptr=ptr: pinned.lock(ptr, 64)) for ptr in parts]  # type: ignore[misc]
-        assert gate.reached.wait(WAIT)
+        assert all(gate.reached.wait(WAIT) for gate in gates)
         let_others_run()
     assert [thread.result() for thread in threads] == [ptr + FOREIGN_OFFSET for ptr in parts]
-    old.unlock()
+    for each in old:
+        each.unlock()
     (region,) = pinned
-    assert (region.start, region.size, region.references) == (BASE, SIZE, len(parts))
+    assert (region.start, region.size, region.references, region.external) == (BASE, SIZE, len(parts), True)
+    for ptr in parts:
+        pinned.unlock(ptr)
+    assert len(pinned) == device.count("data_unlock") == 0
 
 
-def test_a_hold_gives_up_its_own_lock_only(device: FakeDevice, pinned: PinnedMap) -> None:
-    first = hold(pinned, BASE, SIZE)
-    pinned.unlock(BASE)  # takes the count of `first`
-    assert not first.held
-    pinned.lock(BASE, SIZE)
-    assert first.unlock()
-    assert not first.unlock()
-    assert next(iter(pinned)).references == 1
+# ---- other devices ----
 
 
-# ---- coherence ----
-
-FINE_AND_COARSE = (True, False)
-
-
-@pytest.mark.parametrize(
-    ("offered", "wish", "passed", "got"),
-    [
-        ((), None, True, None),
-        ((), False, True, None),
-        ((True,), None, True, True),
-        ((True,), True, True, True),
-        ((True,), False, True, True),
-        ((False,), None, False, False),
-        ((False,), False, False, False),
-        (FINE_AND_COARSE, None, True, True),
-        (FINE_AND_COARSE, True, True, True),
-        (FINE_AND_COARSE, False, False, False),
-    ],
-)
-def test_coherence_as_the_vendor_has_it(
-    offered: tuple[bool, ...], wish: bool | None, passed: bool, got: bool | None
+def test_a_device_that_promises_no_coherence_is_asked_with_three_arguments(
+    device: FakeDevice, pinned: PinnedMap
 ) -> None:
-    device = CoarseFakeDevice(*offered)
-    pinned = PinnedMap(device)
-    pinned.lock(BASE, 10, piece=4, coherent=wish)
-    assert [call.coherent for call in device.calls] == [passed] * 3
-    assert [region.coherent for region in pinned] == [got]
-    assert f"coherent={got}" in repr(next(iter(pinned)))
-    assert device.wrong == []
-
-
-@pytest.mark.parametrize("device", [FakeDevice(), CoarseFakeDevice(), CoarseFakeDevice(False)])
-def test_coherence_that_is_required_and_cannot_be_had(device: FakeDevice) -> None:
-    pinned = PinnedMap(device)
-    pinned.lock(BASE, SIZE)
-    for ptr, size in ((BASE, SIZE), (BASE + SIZE, 1), (BASE - 1, 2)):
-        with pytest.raises(PinningError, match=r"coherent=True.*does not promise.*coherent=None") as caught:
-            pinned.lock(ptr, size, coherent=True)
-        assert type(caught.value) is PinningError
-    assert len(pinned) == len(device.calls) == 1
-
-
-def test_a_device_that_does_not_say_is_asked_with_three_arguments(device: FakeDevice, pinned: PinnedMap) -> None:
     for at, wish in enumerate((None, False)):
         pinned.lock(BASE + at, 1, coherent=wish)
     assert [region.coherent for region in pinned] == [None, None]
-
-
-def test_a_coherent_lock_in_a_coarse_region() -> None:
-    device = CoarseFakeDevice(*FINE_AND_COARSE)
-    pinned = PinnedMap(device)
-    pinned.lock(BASE, SIZE, coherent=False)
-    with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*coarse-grained.*coherent=None"):
-        pinned.lock(BASE + 8, 8, coherent=True)
-    assert next(iter(pinned)).references == 1
-    for wish in (None, False):
-        pinned.lock(BASE + 8, 8, coherent=wish)
-    assert len(device.calls) == 1
-
-
-def test_any_lock_in_a_coherent_region() -> None:
-    device = CoarseFakeDevice(*FINE_AND_COARSE)
-    pinned = PinnedMap(device)
-    for wish in (None, True, False):
-        pinned.lock(BASE, SIZE, coherent=wish)
-    (region,) = pinned
-    assert (region.coherent, region.references, len(device.calls)) == (True, 3, 1)
-
-
-@pytest.mark.parametrize("registered", [False, True])
-def test_nobody_knows_how_coherent_others_memory_is(registered: bool) -> None:
-    device = CoarseFakeDevice(*FINE_AND_COARSE)
-    pinned = PinnedMap(device)
-    if registered:
-        pinned.register(BASE, SIZE, 1)
-    else:
-        device.foreign = {BASE: SIZE}
-        with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*nobody knows.*coherent=None"):
-            pinned.lock(BASE + 8, 8, coherent=True)
-        assert len(pinned) == 0
-        pinned.lock(BASE, SIZE)
-    (before,) = pinned
-    assert before.coherent is None
-    with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*nobody knows.*coherent=None"):
-        pinned.lock(BASE + 8, 8, coherent=True)
-    assert list(pinned) == [before]
-    for wish in (None, False):
-        pinned.lock(BASE + 8, 8, coherent=wish)
-
-
-@pytest.mark.parametrize("registered", [False, True])
-def test_others_memory_is_as_coherent_as_all_of_the_vendors(registered: bool) -> None:
-    device = CoarseFakeDevice(True)
-    pinned = PinnedMap(device)
-    if registered:
-        pinned.register(BASE, SIZE, 1)
-    else:
-        device.foreign = {BASE: SIZE}
-    pinned.lock(BASE, SIZE, coherent=True)
-    assert next(iter(pinned)).coherent is True
-
-
-# ---- pieces ----
-
-
-def test_a_lock_in_pieces_is_one_region(device: FakeDevice, pinned: PinnedMap) -> None:
-    assert pinned.lock(BASE, 10, piece=4) == BASE + LOCKED_OFFSET
-    assert device.calls == [Call("data_lock", BASE + at, min(4, 10 - at)) for at in (0, 4, 8)]
-    (region,) = pinned
-    assert (region.size, region.piece, region.borders) == (10, 4, (BASE + 4, BASE + 8))
-    assert pinned.find(BASE + 3, 2) == region
-    pinned.unlock(BASE + 9)
-    assert device.locked == {}
-
-
-@pytest.mark.parametrize("piece", [10, 11, sys.maxsize])
-def test_a_piece_as_large_as_the_lock_is_one_call(device: FakeDevice, pinned: PinnedMap, piece: int) -> None:
-    pinned.lock(BASE, 10, piece=piece)
-    assert device.calls == [Call("data_lock", BASE, 10)]
-    assert next(iter(pinned)).borders == ()
-
-
-@pytest.mark.parametrize("piece", [0, -1, TOP])
-def test_a_piece_must_be_a_size(device: FakeDevice, pinned: PinnedMap, piece: int) -> None:
-    with pytest.raises(InvalidRangeError, match=str(piece)):
-        pinned.lock(BASE, SIZE, piece=piece)
-    assert device.calls == []
-
-
-@pytest.mark.parametrize(("piece", "taken"), [(None, 4), (100, 4), (3, 3)])
-def test_largest_vendor_call_bounds_the_pieces(piece: int | None, taken: int) -> None:
-    device = FakeDevice(largest_lock=4)
-    pinned = PinnedMap(device)
-    pinned.lock(BASE, 10, piece=piece)
-    assert device.locked == {BASE + at: min(taken, 10 - at) for at in range(0, 10, taken)}
-    assert device.wrong == []
-
-
-@pytest.mark.parametrize("calls_before", range(3))
-def test_a_refused_piece_undoes_those_before_it(device: FakeDevice, pinned: PinnedMap, calls_before: int) -> None:
-    error = refusal()
-    device.fail(error, calls_before)
-    with pytest.raises(VendorError) as caught:
-        pinned.lock(BASE, 10, piece=4)
-    assert caught.value is error
-    assert device.locked == {}
-    assert len(pinned) == 0
-    pinned.lock(BASE, 10)
-
-
-def test_pieces_that_can_be_neither_locked_nor_undone_can_be_unlocked_later(
-    device: FakeDevice, pinned: PinnedMap
-) -> None:
-    error = refusal()
-    device.fail(error, calls_before=2)
-    device.fail(OwnError(), calls_before=4)
-    with pytest.raises(VendorError) as caught:
-        pinned.lock(BASE, 12, piece=4)
-    assert caught.value is error
-    assert device.locked == {BASE: 4}
-    assert (len(pinned), list(pinned), pinned.find(BASE)) == (0, [], None)
-    with pytest.raises(StillLockedError, match=f"{BASE:#x}"):
-        pinned.lock(BASE, 12)
-    pinned.unlock(BASE)
-    assert device.locked == {}
-    pinned.lock(BASE, 12)
-
-
-@pytest.mark.parametrize("calls_before", range(3))
-def test_an_unlock_refused_at_a_piece_can_be_tried_again(
-    device: FakeDevice, pinned: PinnedMap, calls_before: int
-) -> None:
-    pinned.lock(BASE, 10, piece=4)
-    for _ in range(2):
-        device.fail(refusal(), calls_before)
-        with pytest.raises(VendorError):
-            pinned.unlock(BASE + 9)
-        calls_before = 0
-    if len(device.locked) < 3:
-        assert (len(pinned), list(pinned)) == (0, []), "a region of which some is unlocked is not locked"
-        with pytest.raises(StillLockedError, match=f"{BASE:#x}"):
-            pinned.lock(BASE, 10)
-    else:
-        assert len(pinned) == len(list(pinned)) == 1
-    pinned.unlock(BASE + 9)
-    assert device.locked == {}
-    with pytest.raises(NotLockedError):
-        pinned.unlock(BASE)
+    assert "coherent=None" in repr(next(iter(pinned)))
+    with pytest.raises(PinningError, match=r"coherent=True.*does not promise"):
+        pinned.lock(BASE, 1, coherent=True)
 
 
 def test_pieces_whose_device_pointers_do_not_follow_one_another(device: FakeDevice, pinned: PinnedMap) -> None:
@@ -782,103 +301,40 @@ def test_pieces_whose_device_pointers_do_not_follow_one_another(device: FakeDevi
     assert len(pinned) == 0
 
 
-# ---- close ----
-
-
-def test_close_unlocks_all_however_often_locked(device: FakeDevice) -> None:
-    with PinnedMap(device) as pinned:
-        for _ in range(3):
-            pinned.lock(BASE, SIZE)
-        pinned.lock(BASE + SIZE, 10, piece=3)
-        pinned.register(BASE - SIZE, SIZE, 1)
-        device.foreign = {BASE + 5 * SIZE: SIZE}
-        pinned.lock(BASE + 5 * SIZE, 1)
-    assert pinned.closed
-    assert device.locked == {}
-    assert len(pinned) == 0
-    pinned.close()
-    for attempt in (lambda: pinned.lock(BASE, SIZE), lambda: pinned.register(BASE, SIZE, 1)):
-        with pytest.raises(PinningError, match="closed"):
-            attempt()
-
-
-def test_close_goes_on_when_the_vendor_refuses_and_can_be_tried_again(device: FakeDevice, pinned: PinnedMap) -> None:
-    for start in (BASE, BASE + SIZE, BASE + 2 * SIZE):
-        pinned.lock(start, SIZE)
-    first = refusal()
-    device.fail(first)
-    device.fail(refusal(), calls_before=1)
-    with pytest.raises(VendorError) as caught:
-        pinned.close()
-    assert caught.value is first
-    assert not pinned.closed
-    assert sorted(device.locked) == [region.start for region in pinned] == [BASE, BASE + SIZE]
-    pinned.close()
-    assert device.locked == {}
-
-
 # ---- threads ----
 
 
-def test_two_threads_that_lock_one_range_make_one_vendor_call(device: FakeDevice, pinned: PinnedMap) -> None:
-    with device.stopping("data_lock", BASE) as gate:
-        first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(WAIT)
-        second = Background(lambda: pinned.lock(BASE, SIZE))
-        inside = Background(lambda: pinned.lock(BASE + 8, 8))
-        let_others_run()
-        assert second.is_alive()
-        assert inside.is_alive()
-        assert (pinned.find(BASE), len(pinned), list(pinned)) == (None, 0, [])
-    assert [thread.result() for thread in (first, second, inside)] == [
-        BASE + LOCKED_OFFSET,
-        BASE + LOCKED_OFFSET,
-        BASE + 8 + LOCKED_OFFSET,
-    ]
-    assert next(iter(pinned)).references == 3
-    assert device.count("data_lock") == 1
-
-
-@pytest.mark.parametrize("method", ["data_lock", "data_unlock"])
+@pytest.mark.parametrize("method", ["data_lock", "data_unlock", "is_pinned_ptr"])
 def test_a_slow_vendor_call_delays_nothing_else(device: FakeDevice, pinned: PinnedMap, method: str) -> None:
     other = BASE + 2 * SIZE
     pinned.lock(other, SIZE)
-    if method == "data_unlock":
+    asks, locks = method == "is_pinned_ptr", method != "data_unlock"
+    device.foreign = {BASE: SIZE} if asks else {}
+    if method != "data_lock":
         pinned.lock(BASE, SIZE)
     with device.stopping(method, BASE) as gate:
-        slow = Background(lambda: pinned.lock(BASE, SIZE) if method == "data_lock" else pinned.unlock(BASE))
+        slow = Background(lambda: pinned.lock(BASE, SIZE) if locks else pinned.unlock(BASE))
         assert gate.reached.wait(WAIT)
 
         def the_rest() -> None:
             assert pinned.find(other) is not None
-            assert pinned.find(BASE) is None
+            assert (pinned.find(BASE) is not None) == asks
+            if asks:
+                assert pinned.lock(BASE, 16) == BASE + FOREIGN_OFFSET
+                pinned.unlock(BASE)
             pinned.lock(other, 1)
             pinned.unlock(other)
             pinned.unlock(other)
             pinned.lock(other, SIZE)
             pinned.register(BASE + SIZE, SIZE, 1)
             pinned.unregister(BASE + SIZE)
-            assert len(pinned) == len(list(pinned)) == 1
+            assert len(pinned) == len(list(pinned)) == 1 + asks
             with pytest.raises(NotLockedError):
                 pinned.unlock(BASE - 1)
 
         Background(the_rest).result()
         assert slow.is_alive()
     slow.result()
-
-
-def test_who_waits_for_a_lock_that_fails_tries_it(device: FakeDevice, pinned: PinnedMap) -> None:
-    with device.stopping("data_lock", BASE) as gate:
-        first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(WAIT)
-        same = Background(lambda: pinned.lock(BASE, SIZE))
-        let_others_run()
-        gate.open(refusal())
-    with pytest.raises(VendorError):
-        first.result()
-    assert same.result() == BASE + LOCKED_OFFSET
-    assert device.count("data_lock") == 2
-    assert next(iter(pinned)).references == 1
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -905,28 +361,7 @@ def test_an_overlap_waits_to_see_whether_it_is_one(device: FakeDevice, pinned: P
         assert device.count("data_lock") == 1
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_lock_while_the_last_unlock_is_under_way(device: FakeDevice, pinned: PinnedMap, fails: bool) -> None:
-    pinned.lock(BASE, SIZE)
-    with device.stopping("data_unlock", BASE) as gate:
-        unlocking = Background(lambda: pinned.unlock(BASE))
-        assert gate.reached.wait(WAIT)
-        locking = Background(lambda: pinned.lock(BASE, SIZE))
-        let_others_run()
-        assert locking.is_alive()
-        gate.open(refusal() if fails else None)
-    if fails:
-        with pytest.raises(VendorError):
-            unlocking.result()
-    else:
-        unlocking.result()
-    assert locking.result() == BASE + LOCKED_OFFSET
-    assert next(iter(pinned)).references == (2 if fails else 1)
-    assert device.count("data_lock") == (1 if fails else 2)
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_unlock_while_another_thread_unlocks(device: FakeDevice, pinned: PinnedMap, fails: bool) -> None:
+def test_unlock_while_another_thread_unlocks_and_is_refused(device: FakeDevice, pinned: PinnedMap) -> None:
     pinned.lock(BASE, SIZE)
     with device.stopping("data_unlock", BASE) as gate:
         first = Background(lambda: pinned.unlock(BASE))
@@ -934,12 +369,11 @@ def test_unlock_while_another_thread_unlocks(device: FakeDevice, pinned: PinnedM
         second = Background(lambda: pinned.unlock(BASE))
         let_others_run()
         assert second.is_alive()
-        gate.open(refusal() if fails else None)
-    with pytest.raises(VendorError if fails else NotLockedError):
-        (first if fails else second).result()
-    (second if fails else first).result()
-    assert device.locked == {}
-    assert device.count("data_unlock") == (2 if fails else 1)
+        gate.open(refusal())
+    with pytest.raises(VendorError):
+        first.result()
+    second.result()
+    assert (device.locked, device.count("data_unlock")) == ({}, 2)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -984,22 +418,6 @@ def test_lock_in_progress_during_close_is_undone(device: FakeDevice) -> None:
     assert device.locked == {}
 
 
-def test_threads_that_lock_parts_of_what_someone_else_has_pinned(device: FakeDevice, pinned: PinnedMap) -> None:
-    device.foreign = {BASE: SIZE}
-    parts = [BASE + part * 64 for part in range(8)]
-    with device.stopping("data_lock", BASE) as gate, device.stopping("is_pinned_ptr", BASE + 64) as second_gate:
-        threads = [Background(lambda ptr=ptr: pinned.lock(ptr, 64)) for ptr in parts]  # type: ignore[misc]
-        assert gate.reached.wait(WAIT)
-        assert second_gate.reached.wait(WAIT)
-    assert [thread.result() for thread in threads] == [ptr + FOREIGN_OFFSET for ptr in parts]
-    (region,) = pinned
-    assert (region.start, region.size, region.references, region.external) == (BASE, SIZE, len(parts), True)
-    for ptr in parts:
-        pinned.unlock(ptr)
-    assert len(pinned) == 0
-    assert device.count("data_unlock") == 0
-
-
 def test_no_thread_waits_for_the_interpreter_with_the_map_in_hand(device: FakeDevice, pinned: PinnedMap) -> None:
     """Device errors that the map drops (already pinned, the second of a close) are Python objects and need the GIL."""
     device.foreign = {BASE: SIZE}
@@ -1024,40 +442,6 @@ def test_no_thread_waits_for_the_interpreter_with_the_map_in_hand(device: FakeDe
     Background(external).result()
     stop.set()
     quick.result()
-
-
-def test_lookups_while_others_lock_and_unlock(device: FakeDevice, pinned: PinnedMap) -> None:
-    stop = threading.Event()
-    sizes = (SIZE, SIZE // 2)
-
-    def churn(start: int, size: int) -> None:
-        while not stop.is_set():
-            pinned.lock(start, size)
-            found = pinned.find(start, size)
-            assert found is not None
-            assert found.device_ptr_of(start) == start + LOCKED_OFFSET
-            pinned.unlock(start)
-            device.calls.clear()
-
-    threads = [Background(lambda i=i: churn(BASE + i * SIZE, sizes[i % 2])) for i in range(3)]  # type: ignore[misc]
-    seen = look = 0
-    end = time.monotonic() + 120
-    while look < 30000 or (seen == 0 and time.monotonic() < end):
-        look += 1
-        region = pinned.find(BASE + look % (3 * SIZE))
-        if region is not None:
-            seen += 1
-            assert region.device_ptr - region.start == LOCKED_OFFSET
-            assert region.size == sizes[(region.start - BASE) // SIZE % 2]
-            assert region.references == 1
-        if look % 100 == 0:
-            starts = [each.start for each in pinned]
-            assert starts == sorted(set(starts))
-    stop.set()
-    for thread in threads:
-        thread.result()
-    assert seen > 0
-    assert device.locked == {}
 
 
 # ---- the garbage collector ----

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import gc
+import sys
+from typing import Literal, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, CoarseFakeDevice
+import pinning
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Call, CoarseFakeDevice
+from machine_steps import steps
 from pinning import (
     AlreadyPinnedError,
     InvalidRangeError,
@@ -21,7 +24,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
-from pinning.map.pinned_map import Hold
+from pinning.map.pinned_map import Hold, Region
 
 Policy = Literal["off", "on", "mandatory"]
 
@@ -31,17 +34,52 @@ REGISTERED_OFFSET = 3 << 44
 
 starts = st.integers(0, SPACE - 1)
 sizes = st.integers(1, 16)
-pieces = st.none() | st.integers(1, 6)
 failing_calls = st.sets(st.integers(0, 6), max_size=2)
-wishes = st.sampled_from([None, None, True, False])
 policies: st.SearchStrategy[Policy] = st.sampled_from(["off", "on", "mandatory"])
+
+
+class Spot(NamedTuple):
+    """A range anywhere, or, if `around` is a number, one with nearly the bounds of something that is there already."""
+
+    at: int
+    size: int
+    around: int | None
+
+    def among(self, known: list[range]) -> tuple[int, int]:
+        if self.around is None or not known:
+            return BASE + self.at, self.size
+        span = known[self.around % len(known)]
+        start = max(span.start + (0, 0, 1, 2, -1)[self.at % 5], BASE)
+        return start, max(span.stop + (0, 0, -1, -2, 1)[self.size % 5] - start, 1)
+
+
+spots = st.builds(Spot, starts, sizes, st.none() | st.integers(0, 7))
+
+
+class Way(NamedTuple):
+    """How a range is locked, and whether by a Hold, which gives up its own lock only."""
+
+    piece: int | None
+    read_only: bool | None
+    coherent: bool | None
+    keep: bool
+
+
+ways = st.builds(
+    Way,
+    st.none() | st.integers(1, 6) | st.just(sys.maxsize),
+    st.sampled_from([None, True, False]),
+    st.sampled_from([None, True, False, False]),
+    st.booleans(),
+)
 
 
 class Entry:
     """What the map should know about one region."""
 
-    def __init__(self, start: int, size: int, kind: str, coherent: bool | None, references: int) -> None:
+    def __init__(self, start: int, size: int, kind: str, coherent: bool | None, references: int, piece: int = SPACE):
         self.start, self.size, self.kind, self.coherent, self.references = start, size, kind, coherent, references
+        self.piece = min(piece, size)
         self.offset = {"locked": LOCKED_OFFSET, "foreign": FOREIGN_OFFSET, "registered": REGISTERED_OFFSET}[kind]
         self.half_unlocked = False
 
@@ -49,12 +87,36 @@ class Entry:
     def span(self) -> range:
         return range(self.start, self.start + self.size)
 
+    @property
+    def facts(self) -> tuple[object, ...]:
+        kinds = self.kind != "locked", self.kind == "registered"
+        pieces = self.piece, tuple(self.span[self.piece :: self.piece])
+        return self.start, self.size, self.start + self.offset, self.references, self.coherent, *kinds, *pieces
+
+
+def facts(region: Region) -> tuple[object, ...]:
+    kinds, pieces = (region.external, region.registered), (region.piece, region.borders)
+    return region.start, region.size, region.device_ptr, region.references, region.coherent, *kinds, *pieces
+
 
 class RefusalError(Exception):
-    """The model's own: the error that the map should raise, and an address that it should name."""
+    """The model's own: the error that the map should raise, and what its message should say."""
 
-    def __init__(self, error: type[Exception], names: int | None = None) -> None:
-        self.error, self.names = error, names
+    def __init__(self, error: type[Exception], *says: str) -> None:
+        self.error, self.says = error, says
+
+    def check(self, error: Exception) -> None:
+        assert type(error) is self.error, error
+        assert all(each in str(error) for each in self.says), (error, self.says)
+
+
+def spelled(span: range) -> str:
+    return f"[{span.start:#x}, {span.stop:#x})"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_other_tests_have_left_goes() -> None:
+    gc.collect()
 
 
 class PinnedMapMachine(RuleBasedStateMachine):
@@ -62,14 +124,15 @@ class PinnedMapMachine(RuleBasedStateMachine):
         super().__init__()
         self.choose_the_device(7, set())
 
-    @initialize(largest=st.sampled_from([3, 7, 1 << 40]), coherence=st.sets(st.booleans()))
+    @initialize(largest=st.sampled_from([3, 7, 1 << 40]), coherence=st.just({True, False}) | st.sets(st.booleans()))
     def choose_the_device(self, largest: int, coherence: set[bool]) -> None:
+        self.budget_before = pinning.budget()
         self.device = CoarseFakeDevice(*coherence, largest_lock=largest)
         self.map = PinnedMap(self.device)
         self.model: list[Entry] = []
         self.holds: list[tuple[Hold, Entry]] = []
         self.mapped: dict[int, list[Entry | None]] = {}
-        self.error: VendorError | None = None
+        self.errors: list[VendorError] = []
 
     def teardown(self) -> None:
         self.device.fail_no_more()
@@ -80,6 +143,10 @@ class PinnedMapMachine(RuleBasedStateMachine):
         assert self.device.wrong == []
 
     # ---- the model ----
+
+    def range_at(self, spot: Spot) -> tuple[int, int]:
+        foreign = [range(base, base + size) for base, size in self.device.foreign.items()]
+        return spot.among([*foreign, *(entry.span for entry in self.model)])
 
     def at(self, ptr: int) -> Entry | None:
         return next((entry for entry in self.model if ptr in entry.span), None)
@@ -111,13 +178,22 @@ class PinnedMapMachine(RuleBasedStateMachine):
     def coherence_for(self, wish: bool | None) -> bool | None:
         offered = self.device.coherence
         if wish is True and True not in offered:
-            raise RefusalError(PinningError)
+            raise RefusalError(PinningError, "coherent=True", "does not promise", "coherent=None")
         return next((each for each in (wish is not False, wish is False) if each in offered), None)
 
-    def refuse(self, entry: Entry, ptr: int, size: int) -> None:
-        raise RefusalError(StillLockedError if entry.half_unlocked else PartialOverlapError, entry.start)
+    def refusal(self, entry: Entry, span: range) -> RefusalError:
+        if entry.half_unlocked:
+            return RefusalError(StillLockedError, spelled(entry.span), "half unlocked")
+        pinner = "someone else" if entry.kind == "foreign" else "locked region"
+        return RefusalError(PartialOverlapError, spelled(span), spelled(entry.span), pinner)
 
-    def model_lock(self, ptr: int, size: int, wish: bool | None, vendor_locks: bool = True) -> Entry | None:
+    def not_coherent(self, span: range, coherent: bool | None) -> RefusalError:
+        why = "nobody knows" if coherent is None else "coarse-grained"
+        return RefusalError(StillLockedError, spelled(span), why, "coherent=None")
+
+    def model_lock(
+        self, ptr: int, size: int, wish: bool | None, piece: int | None = None, vendor_locks: bool = True
+    ) -> Entry | None:
         """Change the model as the map should change; return the entry that was counted, None if nothing is locked."""
         coherent = self.coherence_for(wish)
         while entry := self.first_meeting(ptr, size):
@@ -125,26 +201,28 @@ class PinnedMapMachine(RuleBasedStateMachine):
                 self.model.remove(entry)
                 continue
             if entry.half_unlocked or ptr not in entry.span or ptr + size > entry.span.stop:
-                self.refuse(entry, ptr, size)
+                raise self.refusal(entry, range(ptr, ptr + size))
             if wish is True and not entry.coherent:
-                raise RefusalError(StillLockedError, entry.start)
+                raise self.not_coherent(entry.span, entry.coherent)
             entry.references += 1
             return entry
         if not self.foreign_meets(ptr, size) or not (vendor_locks or self.named_by_the_vendor(ptr, size)):
             if vendor_locks:
-                self.model.append(Entry(ptr, size, "locked", coherent, 1))
+                taken = min(piece or size, self.device.largest_lock)
+                self.model.append(Entry(ptr, size, "locked", coherent, 1, taken))
             return self.model[-1] if vendor_locks else None
         pinned = self.named_by_the_vendor(ptr, size)
         if pinned is None:
             raise RefusalError(AlreadyPinnedError)
         if ptr not in pinned or ptr + size > pinned.stop:
-            raise RefusalError(PartialOverlapError, pinned.start)
+            says = spelled(range(ptr, ptr + size)), spelled(pinned), "someone else"
+            raise RefusalError(PartialOverlapError, *says)
         while entry := self.first_meeting(pinned.start, len(pinned)):
             if not self.is_stale(entry):
-                self.refuse(entry, pinned.start, len(pinned))
+                raise self.refusal(entry, pinned)
             self.model.remove(entry)
         if wish is True and not self.others_coherence:
-            raise RefusalError(StillLockedError, pinned.start)
+            raise self.not_coherent(pinned, self.others_coherence)
         self.model.append(Entry(pinned.start, len(pinned), "foreign", self.others_coherence, 1))
         return self.model[-1]
 
@@ -155,12 +233,16 @@ class PinnedMapMachine(RuleBasedStateMachine):
 
     def plan_failures(self, calls: set[int]) -> None:
         self.device.fail_no_more()
-        self.error = VendorError("fakeCall", 1, "FAKE") if calls else None
+        self.errors = [VendorError("fakeCall", call, "FAKE") for call in sorted(calls)]
         self.references = {id(entry): entry.references for entry in self.model}
         self.before = list(self.model), dict(self.device.locked)
-        for call in calls:
-            assert self.error is not None
-            self.device.fail(self.error, call)
+        for error in self.errors:
+            self.device.fail(error, error.code)
+
+    @property
+    def raised(self) -> list[VendorError]:
+        """The planned errors that the vendor has raised so far, in order: a caller should get the first of them."""
+        return [error for error in self.errors if error not in self.device.failures_left()]
 
     def after_a_vendors_error(self, ptr: int, size: int, wish: bool | None) -> None:
         """Restore the model, without stale regions that were removed, and with pieces that could not be undone."""
@@ -175,40 +257,51 @@ class PinnedMapMachine(RuleBasedStateMachine):
 
     # ---- what a program does ----
 
-    @rule(at=starts, size=sizes, piece=pieces, wish=wishes, failing=failing_calls, keep=st.booleans())
-    def lock(self, at: int, size: int, piece: int | None, wish: bool | None, failing: set[int], keep: bool) -> None:
-        ptr = BASE + at
+    @rule(spot=spots, how=ways, failing=failing_calls)
+    def lock(self, spot: Spot, how: Way, failing: set[int]) -> None:
+        ptr, size = self.range_at(spot)
         self.plan_failures(failing)
-        calls = len(self.device.calls)
+        calls, before = len(self.device.calls), list(self.model)
         asks_nobody = (found := self.first_meeting(ptr, size)) is not None and found.kind != "foreign"
         expected: Entry | RefusalError | None
         try:
-            expected = self.model_lock(ptr, size, wish)
+            expected = self.model_lock(ptr, size, how.coherent, how.piece)
         except RefusalError as refusal:
             expected = refusal
         try:
-            hold = Hold(self.map, ptr, size, None, piece, wish) if keep else None
-            device_ptr = hold.device_ptr if hold else self.map.lock(ptr, size, piece=piece, coherent=wish)
+            if how.keep:
+                hold = Hold(self.map, ptr, size, how.read_only, how.piece, how.coherent)
+                device_ptr = hold.device_ptr
+            else:
+                device_ptr = self.map.lock(ptr, size, how.read_only, piece=how.piece, coherent=how.coherent)
         except VendorError as error:
-            if error is not self.error:
+            if error not in self.raised[:1]:
                 assert isinstance(error, AlreadyPinnedError)
                 assert self.foreign_meets(ptr, size)
                 assert not isinstance(expected, Entry) or failing, "pieces of ours were left, so nobody was asked"
-            self.after_a_vendors_error(ptr, size, wish)
+            self.after_a_vendors_error(ptr, size, how.coherent)
         except PinningError as error:
-            assert isinstance(expected, RefusalError), error
-            assert type(error) is expected.error
-            assert expected.names is None or f"{expected.names:#x}" in str(error)
+            assert isinstance(expected, RefusalError) and not self.raised, error
+            expected.check(error)
         else:
-            assert isinstance(expected, Entry)
+            assert isinstance(expected, Entry) and not self.raised
             assert device_ptr == ptr + expected.offset
-            if hold:
+            if how.keep:
                 self.holds.append((hold, expected))
+            made = self.device.calls[calls:]
+            if expected in before and expected.kind == "foreign":
+                assert made == [Call("is_pinned_ptr", expected.start)], "it is asked once whether it is still pinned"
+            elif expected not in before and expected.kind == "locked":
+                asks = how.read_only, expected.coherent is not False
+                assert [call for call in made if call.method == "data_lock"] == [
+                    Call("data_lock", each, min(expected.piece, ptr + size - each), *asks)
+                    for each in range(ptr, ptr + size, expected.piece)
+                ]
         assert len(self.device.calls) == calls or not asks_nobody
 
-    @rule(at=starts, failing=failing_calls)
-    def unlock(self, at: int, failing: set[int]) -> None:
-        ptr = BASE + at
+    @rule(spot=spots, failing=failing_calls)
+    def unlock(self, spot: Spot, failing: set[int]) -> None:
+        ptr, _ = self.range_at(spot)
         self.plan_failures(failing)
         calls = len(self.device.calls)
         entry = self.at(ptr)
@@ -228,13 +321,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
         try:
             call()
         except VendorError as error:
-            assert last
-            assert error is self.error
+            assert last and error is self.raised[0]
             left = [base for base in self.device.locked if base in entry.span]
             assert left == held[: len(left)] and left, "the last piece goes first, and some piece was refused"
             entry.half_unlocked = entry.half_unlocked or left != held
             return False
-        assert last or len(self.device.calls) == calls
+        assert not self.raised and (last or len(self.device.calls) == calls)
         self.model_count_down(entry)
         return True
 
@@ -255,9 +347,9 @@ class PinnedMapMachine(RuleBasedStateMachine):
             assert hold.unlock() is False
             self.holds.remove((hold, entry))
 
-    @rule(at=starts, size=sizes, policy=policies, failing=failing_calls)
-    def lock_mapped(self, at: int, size: int, policy: Policy, failing: set[int]) -> None:
-        ptr = BASE + at
+    @rule(spot=spots, policy=policies, failing=failing_calls)
+    def lock_mapped(self, spot: Spot, policy: Policy, failing: set[int]) -> None:
+        ptr, size = self.range_at(spot)
         self.plan_failures(failing)
         locks = self.device.count("data_lock")
         expected: Entry | RefusalError | None
@@ -271,13 +363,13 @@ class PinnedMapMachine(RuleBasedStateMachine):
             device_ptr = self.map.lock_mapped(ptr, size, policy)
         except VendorError as error:
             assert policy == "mandatory"
-            assert error is self.error or self.foreign_meets(ptr, size)
+            assert error in self.raised[:1] or self.foreign_meets(ptr, size)
             self.after_a_vendors_error(ptr, size, None)
             return
         except PinningError as error:
             assert policy == "mandatory"
             assert isinstance(expected, RefusalError), error
-            assert type(error) is expected.error
+            expected.check(error)
             return
         counted = expected if isinstance(expected, Entry) else None
         if device_ptr is None and counted is not None:
@@ -287,7 +379,9 @@ class PinnedMapMachine(RuleBasedStateMachine):
         elif failing and device_ptr is None:
             self.after_a_vendors_error(ptr, size, None)
         assert device_ptr == (ptr + counted.offset if counted else None)
-        assert policy != "off" or self.device.count("data_lock") == locks
+        assert device_ptr is None or not self.raised
+        may_ask = policy != "off" and (counted is None or counted.kind == "locked")
+        assert may_ask or self.device.count("data_lock") == locks, "the vendor was asked to lock what is pinned"
         self.mapped.setdefault(ptr, []).append(counted)
 
     @rule(at=starts, failing=failing_calls)
@@ -322,33 +416,37 @@ class PinnedMapMachine(RuleBasedStateMachine):
         try:
             gone = self.map.refresh()
         except VendorError as error:
-            assert error is self.error
+            assert error is self.raised[0]
             return
+        assert not self.raised
         expected = sorted((entry.start, entry.size, entry.references) for entry in stale)
         assert [(region.start, region.size, region.references) for region in gone] == expected
         self.model = [entry for entry in self.model if entry not in stale]
 
-    @rule(at=starts, size=sizes)
-    def register(self, at: int, size: int) -> None:
-        ptr = BASE + at
+    @rule(spot=spots)
+    def register(self, spot: Spot) -> None:
+        ptr, size = self.range_at(spot)
         if meeting := self.first_meeting(ptr, size):
-            with pytest.raises(StillLockedError if meeting.half_unlocked else PartialOverlapError):
+            refusal = self.refusal(meeting, range(ptr, ptr + size))
+            with pytest.raises(refusal.error) as caught:
                 self.map.register(ptr, size, ptr + REGISTERED_OFFSET)
+            refusal.check(caught.value)
             return
         self.map.register(ptr, size, ptr + REGISTERED_OFFSET)
         self.model.append(Entry(ptr, size, "registered", self.others_coherence, 0))
 
-    @rule(at=starts)
-    def unregister(self, at: int) -> None:
-        entry = self.at(BASE + at)
+    @rule(spot=spots)
+    def unregister(self, spot: Spot) -> None:
+        ptr, _ = self.range_at(spot)
+        entry = self.at(ptr)
         if entry is None or entry.kind != "registered":
-            with pytest.raises(NotLockedError):
-                self.map.unregister(BASE + at)
+            with pytest.raises(NotLockedError, match=f"{ptr:#x}"):
+                self.map.unregister(ptr)
         elif entry.references:
-            with pytest.raises(StillLockedError, match=f"{entry.references} time"):
-                self.map.unregister(BASE + at)
+            with pytest.raises(StillLockedError, match=rf"{entry.start:#x}.*{entry.references} time"):
+                self.map.unregister(ptr)
         else:
-            self.map.unregister(BASE + at)
+            self.map.unregister(ptr)
             self.model.remove(entry)
 
     @rule(at=starts, size=sizes)
@@ -380,9 +478,9 @@ class PinnedMapMachine(RuleBasedStateMachine):
     def locked(self) -> list[set[int]]:
         return [set(range(base, base + size)) for base, size in self.device.locked.items()]
 
-    @rule()
-    def the_vendor_forgets_who(self) -> None:
-        self.device.tells_foreign = not self.device.tells_foreign
+    @rule(tells=st.sampled_from([True, True, True, False]))
+    def the_vendor_forgets_who(self, tells: bool) -> None:
+        self.device.tells_foreign = tells
 
     @rule(at=starts, size=st.integers(-1, 0) | st.just(1 << 64), policy=policies)
     def lock_what_is_no_range(self, at: int, size: int, policy: Policy) -> None:
@@ -403,12 +501,19 @@ class PinnedMapMachine(RuleBasedStateMachine):
         try:
             self.map.close()
         except VendorError as error:
-            assert error is self.error
+            assert error is self.raised[0]
             assert self.device.locked
             self.device.fail_no_more()
             assert not self.map.closed
             self.map.close()
+        else:
+            assert not self.raised
+        self.map.close()
         assert self.map.closed
+        assert list(self.map) == []
+        for attempt in (lambda: self.map.lock(BASE, 1), lambda: self.map.register(BASE, 1, 1)):
+            with pytest.raises(PinningError, match="closed"):
+                attempt()
         assert self.device.locked == {}
         assert not any(hold.held for hold, _ in self.holds)
         for ptr in self.mapped:
@@ -425,13 +530,8 @@ class PinnedMapMachine(RuleBasedStateMachine):
         shown = sorted((entry for entry in self.model if not entry.half_unlocked), key=lambda entry: entry.start)
         found = list(self.map)
         assert len(self.map) == len(shown)
-        assert [
-            (each.start, each.size, each.device_ptr - each.start, each.references, each.external, each.coherent)
-            for each in found
-        ] == [
-            (each.start, each.size, each.offset, each.references, each.kind != "locked", each.coherent)
-            for each in shown
-        ]
+        assert [facts(each) for each in found] == [each.facts for each in shown]
+        assert all(each.end == each.start + each.size and each.device is self.device for each in found)
         by_start = {each.start: each for each in found}
         for ptr in range(BASE - 1, BASE + SPACE + 17):
             entry = self.at(ptr)
@@ -463,8 +563,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
                 assert base not in mine or (base in self.device.coarse) == (entry.coherent is False)
         assert not locked, "the vendor has locked what no region covers"
 
+    @invariant()
+    def the_budget_counts_it(self) -> None:
+        now, before = pinning.budget(), self.budget_before
+        assert now.used - before.used == sum(self.device.locked.values())
+        assert now.external - before.external == sum(entry.size for entry in self.model if entry.kind != "locked")
 
-PinnedMapMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+
+PinnedMapMachine.TestCase.settings = steps(16_000)
 TestPinnedMap = PinnedMapMachine.TestCase

@@ -475,7 +475,7 @@ void memory_leaves() {
   Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE)), all = Address{1} << 30;
   for (Address const second : {0, 3, 5}) {  // pages: both parts are gone if they touch, otherwise the larger one is known
     map.lock(all, 8 * page);
-    map.invalidate(all + page, 2 * page);
+    map.invalidate(all + page - second, 2 * page + 2 * second);  // of the pages at both ends a part exists
     map.invalidate(all + second * page, page);
     map.drain_invalidations();
     auto const [start, end] = vendor.gone();

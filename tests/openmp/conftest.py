@@ -18,7 +18,7 @@ from standins.libcuda import DRIVER
 
 TOOL_LOADED = {"PINNING_LOCK_MIN_BYTES": "4096", "LD_PRELOAD": str(TOOL)}
 VARIABLES: dict[str, dict[str, dict[str, str]]] = {
-    "standin_tool": {"": TOOL_LOADED},
+    "standin_tool": {"": {**TOOL_LOADED, "PINNING_LOCK_BUDGET": "1MiB"}},
     "standin_sequences": {
         "": TOOL_LOADED,
         "little room": {**TOOL_LOADED, "PINNING_LOCK_BUDGET": "40KiB", "PINNING_LOCK_AFTER": "1"},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tool locks, and when, seen by the driver. Run with the tool loaded first and the stand-in as the driver.
 
-PINNING_LOCK_MIN_BYTES is one page, and a buffer is locked at its second transfer.
+PINNING_LOCK_MIN_BYTES is one page, PINNING_LOCK_BUDGET 1 MiB, and a buffer is locked at its second transfer.
 """
 
 from __future__ import annotations
@@ -260,6 +260,17 @@ def test_after_a_refusal_it_is_tried_again_ever_more_seldom(standin: StandIn, me
         tries.append(len(standin.calls("cuMemHostRegister")))
     assert [tries.index(n) + 1 for n in range(1, tries[-1] + 1)] == [2, 4, 8, 16, 32]
     runtime.unmap(memory.ptr)
+
+
+def test_what_is_refused_takes_no_room_in_the_budget(standin: StandIn, memory: Memory) -> None:
+    others = [Memory(16) for _ in range(20)]  # 64 KiB each, 1 MiB is the budget
+    for other in others:
+        standin.configure("fail=cuMemHostRegister:1:2")
+        move(other, 0, 16, times=2)
+        assert len(standin.calls("cuMemHostRegister")) == 1
+    standin.configure()
+    move(memory, 0, 16, times=2)
+    assert locked(standin, memory) == {(0, 16)}
 
 
 def test_what_the_program_has_registered_itself_is_used_and_left(standin: StandIn, memory: Memory) -> None:

@@ -31,6 +31,10 @@ for size in (40_000, 8 << 20):
                 codes += cuda.cuMemcpyDtoHAsync_v2(back.ctypes.data, memory.ptr, size, None)
                 assert codes == 0, codes
                 assert (back == array).all()
+                cuda.standin_configure(b"fail=cuStreamSynchronize:1:719")
+                code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
+                assert size > 64 << 10 or code != 0, "its end has failed"
+                cuda.standin_configure(b"")
         pinning.budget(idle=True)
         pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle, but still registered
         assert cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size) == 0

@@ -179,9 +179,11 @@ if (child := os.fork()) == 0:
     assert all(lock.held for lock in locks)
     locks += [each.wait(timeout=60) for each in pending]
     assert [len(pinning.pinned_map(each)) for each in ("host", DEVICE)] == [2, 2]
+    assert pinning.budget().used == 40_000
     for lock in locks:
         lock.unlock()
     assert [len(pinning.pinned_map(each)) for each in ("host", DEVICE)] == [0, 0]
+    assert pinning.budget().used == 0
     sys.exit()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 for lock in (*parents, *[each.wait() for each in earlier]):

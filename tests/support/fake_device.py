@@ -78,6 +78,10 @@ class FakeDevice(AutomaticLocking):
         """Cancel the failures still to come."""
         self._failures.clear()
 
+    def failures_left(self) -> list[BaseException]:
+        """The errors still to come."""
+        return list(self._failures.values())
+
     @contextmanager
     def stopping(self, method: str, ptr: int) -> Iterator[Gate]:
         """Stop the next call of this method at `ptr` at the gate, which opens at the end of the block."""

@@ -81,7 +81,7 @@ def plant(all_bugs: list[Bug]) -> None:
         condition = IN_PYTHON.format(bug.number) if path.suffix == ".py" else f"(pinning_planted == {bug.number})"
         text = path.read_text().replace(bug.old, bug.new.replace("{bug}", condition))
         if path.suffix == ".pyx" and IN_CYTHON not in text:
-            begin = re.search(r"^(cimport|from|import|cdef|cpdef|def|class|@)", text, re.MULTILINE)
+            begin = re.search(r"^((cimport|from|import|cdef|cpdef|def|class)\b|@)", text, re.MULTILINE)
             assert begin
             text = text[: begin.start()] + IN_CYTHON + text[begin.start() :]
         path.write_text(text)

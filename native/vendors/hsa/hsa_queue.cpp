@@ -56,6 +56,9 @@ class Work {
   /// Whether it is over.
   bool over() { return seen(runtime_.hsa_signal_load_scacquire(signal)); }
 
+  /// Whether it is over without a failure. Needs no batch.
+  bool ended() const { return runtime_.hsa_signal_load_scacquire(signal) == 0; }
+
   /// Blocks until it is over; the runtime polls for a while, and then sleeps.
   void wait() {
     seen(runtime_.hsa_signal_wait_scacquire(signal, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED));
@@ -337,7 +340,9 @@ class Queue : public VendorQueue {
     try {
       begin(runtime_, rows, *to, *from, work->signal, after);
     } catch (...) {
-      thread_->put(work, std::move(job), true);  // the rows before the refused one are under way
+      // The rows before the refused one are under way. Without such rows it is over, perhaps before earlier work: as the
+      // queue's last work it would hide that from `synchronize`.
+      if (!work->ended()) thread_->put(work, std::move(job), true);
       throw;
     }
     thread_->put(work, std::move(job), true);

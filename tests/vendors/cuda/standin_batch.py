@@ -276,3 +276,30 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
         pinning.copy(back, there, queue=queue)
         assert (back == numpy.concatenate([host, array])).all()
     assert pinning.regions("cuda:0") == []
+
+
+def test_blocks_that_are_refused_again_and_again_take_no_room(
+    standin: StandIn, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning.copies.costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(pinning.copies.costs, "staging_bytes", 4 << 20)
+    host = noise((2 << 20,))
+    with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        for _ in range(20):
+            pinning.copies.trim_staging()
+            standin.configure("fail=cuMemHostRegister:1:2;fail=cuMemHostAlloc:1:2")
+            assert pinning.copy(there, host, queue=queue).path == "plain"
+        standin.configure()
+        assert pinning.copy(there, host, queue=queue).path == "staged"
+
+
+def test_pinned_lists_that_the_driver_keeps_are_freed_later(standin: StandIn, queue: pinning.Queue) -> None:
+    host, order = noise((64, BLOCK)), numpy.arange(64)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        pinning.copies.trim_staging()
+        pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine="kernel").wait()
+    standin.configure("fail=cuMemFreeHost:1:999")
+    with pytest.raises(VendorError, match="cuMemFreeHost"):
+        pinning.copies.trim_staging()
+    standin.configure()
+    assert pinning.copies.trim_staging() > 0

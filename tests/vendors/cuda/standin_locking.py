@@ -90,8 +90,9 @@ def test_a_private_writable_file_is_taken(standin: StandIn, file_memory: Callabl
 def test_a_hole_in_the_range_is_named(standin: StandIn) -> None:
     memory = Memory(3)
     memory.unmap(1)
-    with pytest.raises(InvalidRangeError, match=f"no memory at {memory.ptr + PAGE:#x}"):
-        DEVICE.data_lock(memory.ptr, memory.size, None)
+    for size in (memory.size, PAGE + 1):
+        with pytest.raises(InvalidRangeError, match=f"no memory at {memory.ptr + PAGE:#x}"):
+            DEVICE.data_lock(memory.ptr, size, None)
     assert standin.calls() == []
 
 

@@ -247,7 +247,7 @@ PRELOADED = """
 import ctypes
 import leaving, pinning, test_host_pages
 from pinning.map.pinned_map import hears_of_calls
-from test_host_pages import PAGE, SIZE, libc, mapped, moved, settled_kib
+from test_host_pages import MAYMOVE, MREMAP_FIXED, PAGE, SIZE, libc, mapped, moved, mremap, settled_kib
 libc.realloc.argtypes, libc.realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 FORBID
 with pinning.lock(bytearray(10), device="host"):
@@ -258,6 +258,10 @@ lock = pinning.lock((ptr, PAGE // 2), device="host")
 other = pinning.lock((ptr + PAGE // 2, SIZE - PAGE // 2), device="host")
 ptr = moved(ptr, SIZE)
 assert not lock.held and not other.held and settled_kib() == before, "mremap"
+source, target = mapped(None), mapped(None, 2 * SIZE)
+tail = pinning.lock((target + SIZE, SIZE), device="host")
+assert mremap(source, SIZE, 2 * SIZE, MAYMOVE | MREMAP_FIXED, target) == target
+assert not tail.held and settled_kib() == before, "mremap to where it grows into a lock"
 block = libc.malloc(1 << 30)
 lock = pinning.lock((block, 10_000), device="host")
 block = libc.realloc(block, (1 << 30) + (1 << 20))
