@@ -67,10 +67,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         module = f"announced_{name}"
         if source is not None:
             (tmp_path / f"{module}.py").write_text(source)
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = {target.format(module=module)}\n")
+        announce(tmp_path, module, f"{name} = {target.format(module=module)}")
         look_again()
 
     look_again()
@@ -79,6 +76,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         if module.startswith("announced_"):
             del sys.modules[module]
     look_again()
+
+
+def announce(folder: Path, module: str, entry: str) -> None:
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{entry}\n")
 
 
 def look_again() -> None:
@@ -206,23 +210,26 @@ def test_a_broken_plugin_is_reported_and_never_fatal(install: Install, kind: str
         pass
 
 
-@pytest.mark.parametrize("can_lock", [False, True])
-def test_a_device_that_cannot_lock_is_no_default(install: Install, can_lock: bool) -> None:
-    parts = f"dict(can_lock={can_lock}, make_queue=lambda self: None)"
-    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), {parts})"
+@pytest.mark.parametrize(
+    ("parts", "is_default"),
+    [
+        ("", False),  # it only locks
+        (", can_lock=False, make_queue=lambda self: None", False),
+        (", can_lock=True, make_queue=lambda self: None", True),
+    ],
+)
+def test_only_a_device_that_can_lock_and_has_queues_is_the_default(
+    install: Install, parts: str, is_default: bool
+) -> None:
+    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), dict(at=0{parts}))"
     install("aaa", SOUND.replace("from fake_device import FakeDevice", first).format(name="aaa", count=1))
     assert pinning.devices()[0].name == "aaa:0"
-    assert (pinning.default_device().name == "aaa:0") is can_lock
-
-
-def test_a_device_that_only_locks_is_no_default(install: Install) -> None:
-    install("aaa", SOUND.format(name="aaa", count=1))
-    assert pinning.devices()[0].name == "aaa:0"
-    with pinning.lock(numpy.ones(100)) as lock, pinning.Queue() as queue, pinning.alloc(100) as memory:
-        assert lock.device is queue.device is memory.device is pinning.default_device()
-        assert lock.device.name != "aaa:0"
+    assert (pinning.default_device().name == "aaa:0") is is_default
     with pinning.lock(numpy.ones(100), device="aaa") as lock:
         assert lock.device.name == "aaa:0"
+    if not is_default:
+        with pinning.lock(numpy.ones(100)) as lock, pinning.Queue() as queue, pinning.alloc(100) as memory:
+            assert lock.device is queue.device is memory.device is pinning.default_device()
 
 
 DETECTING = (
@@ -297,10 +304,7 @@ def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProces
     slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
     (folder / "slow_plugin.py").write_text(slow)
     (folder / "started.py").write_text("import threading\nevent = threading.Event()\n")
-    metadata = folder / "slow_plugin-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
+    announce(folder, "slow_plugin", "slow = slow_plugin:plugin")
     environment = os.environ | {"PYTHONPATH": str(folder)}
     # Python 3.12 warns about any fork of a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]

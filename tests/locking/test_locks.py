@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -356,18 +357,15 @@ def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -
 
 
 def test_the_owner_stays_in_place_while_locked(device: FakeDevice) -> None:
-    buffer = bytearray(100)
-    with pinning.lock(buffer, device=device), pytest.raises(BufferError):
-        buffer.extend(b"x" * 1000)
-    buffer.extend(b"x" * 1000)
-    mapped = mmap.mmap(-1, mmap.PAGESIZE)
-    with pinning.lock(mapped, device=device), pytest.raises(BufferError):
-        mapped.close()
-    mapped.close()
-    view = memoryview(bytearray(10))
-    with pinning.lock(view, device=device), pytest.raises(BufferError):
-        view.release()
-    view.release()
+    changes: list[tuple[Any, Callable[[Any], object]]] = [
+        (bytearray(100), lambda owner: owner.extend(b"x" * 1000)),
+        (mmap.mmap(-1, mmap.PAGESIZE), lambda owner: owner.close()),
+        (memoryview(bytearray(10)), lambda owner: owner.release()),
+    ]
+    for owner, change in changes:
+        with pinning.lock(owner, device=device), pytest.raises(BufferError):
+            change(owner)
+        change(owner)
 
 
 def test_the_owner_is_kept_alive_while_locked(device: FakeDevice) -> None:
