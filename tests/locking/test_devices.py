@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -358,8 +359,14 @@ for joins in [False, True]:
 # ---- the maps of devices that come and go ----
 
 
+ADDRESSES = """
+def size():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+"""
+
+
 def run_program(text: str, *before: str) -> str:
-    command = [*before, sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    command = [*before, sys.executable, "-W", "ignore", "-c", ADDRESSES + textwrap.dedent(text)]
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OPENBLAS_NUM_THREADS": "1"}
     program = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert program.returncode == 0, program.stderr
@@ -390,20 +397,12 @@ def test_a_map_stays_while_something_is_locked() -> None:
 
 
 def test_a_device_without_attributes_has_a_map() -> None:
-    class Bare:
-        __slots__ = ()
-        name = "bare:0"
-
-        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-            return ptr
-
-        def data_unlock(self, ptr: int) -> None:
-            pass
-
-        def is_pinned_ptr(self, ptr: int) -> None:
-            pass
-
-    device = Bare()
+    methods = {
+        "data_lock": lambda self, ptr, size, read_only: ptr,
+        "data_unlock": lambda self, ptr: None,
+        "is_pinned_ptr": lambda self, ptr: None,
+    }
+    device: Any = type("Bare", (), {"__slots__": (), "name": "bare:0", **methods})()
     pinned = pinning.pinned_map(device)
     with pinning.lock(bytearray(10), device=device):
         assert len(pinned) == 1
@@ -428,8 +427,6 @@ def test_the_first_lock_leaves_most_of_few_addresses() -> None:
     said = run_program(
         """
         import pinning
-        def size():
-            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
         pinning.devices()
         before = size()
         pinning.lock(bytearray(5000), device="host").unlock()
@@ -446,8 +443,6 @@ def test_a_fork_of_a_fork_of_a_fork_takes_no_more_addresses() -> None:
     said = run_program("""
         import os, pinning
         from fake_device import FakeDevice
-        def size():
-            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
         device = FakeDevice()
         pinning.lock(bytearray(10), device="host").unlock()
         pinning.lock(bytearray(10), device=device).unlock()

@@ -162,7 +162,7 @@ def test_an_address_the_first_bytes_and_a_view_with_gaps(device: FakeDevice) -> 
     ],
 )
 def test_what_is_no_buffer(device: FakeDevice, buffer: object, error: type[Exception]) -> None:
-    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock):
+    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock, pinning.lock_mapped, pinning.unlock_unmapped):
         with pytest.raises(error):
             attempt(buffer, device=device)  # type: ignore[operator]
     assert device.calls == []
@@ -235,32 +235,22 @@ def test_a_block_that_raises_unlocks(device: FakeDevice, error: type[BaseExcepti
     assert device.locked == {}
 
 
-def test_a_refused_unlock_leaves_the_lock_held_and_can_be_tried_again(device: FakeDevice) -> None:
-    buffer = bytearray(100)
-    lock = pinning.lock(buffer, device=device)
-    device.fail(refusal())
-    with pytest.raises(VendorError):
-        lock.unlock()
-    assert lock.held
-    with pytest.raises(BufferError):
-        buffer.append(0)
-    lock.unlock()
-    assert not lock.held
-    buffer.append(0)
-
-
-def test_an_unlock_refused_half_way_can_be_tried_again_by_buffer(device: FakeDevice) -> None:
+@pytest.mark.parametrize("half_way", [False, True])
+def test_a_refused_unlock_leaves_the_lock_held_and_can_be_tried_again(device: FakeDevice, half_way: bool) -> None:
     buffer = bytearray(100)
     lock = pinning.lock(buffer, device=device, piece=30)
-    device.fail(refusal(), calls_before=1)
+    device.fail(refusal(), calls_before=half_way)
     with pytest.raises(VendorError):
-        pinning.unlock(buffer, device=device)
+        pinning.unlock(buffer, device=device) if half_way else lock.unlock()
     assert lock.held
-    assert lock.region is None, "what is half unlocked is not to be copied from"
-    assert not pinning.is_locked(buffer, device=device)
-    pinning.unlock(buffer, device=device)
+    assert (lock.region is None) == half_way, "what is half unlocked is not to be copied from"
+    assert pinning.is_locked(buffer, device=device) != half_way
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    pinning.unlock(buffer, device=device) if half_way else lock.unlock()
     assert not lock.held
     assert device.locked == {}
+    buffer.append(0)
 
 
 # ---- unlock by buffer ----

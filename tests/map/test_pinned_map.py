@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from pinning import (
 )
 from pinning.map.pinned_map import Hold
 
+POLICIES: tuple[Literal["off", "on", "mandatory"], ...] = ("off", "on", "mandatory")
 BASE, SIZE = 0x10000, 0x1000
 TOP = 1 << 64
 
@@ -74,7 +76,11 @@ def let_others_run() -> None:
     ],
 )
 def test_what_is_no_range_is_refused(device: FakeDevice, pinned: PinnedMap, ptr: int, size: int, says: str) -> None:
-    for attempt in (lambda: pinned.lock(ptr, size), lambda: pinned.register(ptr, size, 1)):
+    for attempt in (
+        lambda: pinned.lock(ptr, size),
+        lambda: pinned.register(ptr, size, 1),
+        *(partial(pinned.lock_mapped, ptr, size, policy) for policy in POLICIES),
+    ):
         with pytest.raises(InvalidRangeError, match=says):
             attempt()
     assert pinned.find(ptr, size) is None

@@ -16,7 +16,6 @@ from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Call, CoarseFakeDevice
 from machine_steps import steps
 from pinning import (
     AlreadyPinnedError,
-    InvalidRangeError,
     NotLockedError,
     PartialOverlapError,
     PinnedMap,
@@ -481,18 +480,6 @@ class PinnedMapMachine(RuleBasedStateMachine):
     @rule(tells=st.sampled_from([True, True, True, False]))
     def the_vendor_forgets_who(self, tells: bool) -> None:
         self.device.tells_foreign = tells
-
-    @rule(at=starts, size=st.integers(-1, 0) | st.just(1 << 64), policy=policies)
-    def lock_what_is_no_range(self, at: int, size: int, policy: Policy) -> None:
-        calls = len(self.device.calls)
-        for attempt in (
-            lambda: self.map.lock(BASE + at, size),
-            lambda: self.map.register(BASE + at, size, 1),
-            lambda: self.map.lock_mapped(BASE + at, size, policy),
-        ):
-            with pytest.raises(InvalidRangeError):
-                attempt()
-        assert len(self.device.calls) == calls
 
     @precondition(lambda self: len(self.model) > 2)
     @rule(failing=failing_calls)
