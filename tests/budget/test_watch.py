@@ -179,9 +179,10 @@ def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -
     assert device.locked == {}
 
 
-def run_python(*arguments: str, **variables: str) -> str:
+def run_python(*arguments: str, preloaded: bool = False, **variables: str) -> str:
     """Run a Python program, which may have the kernel refuse userfaultfd, and return its output."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
+    environment |= {"LD_PRELOAD": str(library())} if preloaded else {}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
     )
@@ -193,9 +194,8 @@ def run_python(*arguments: str, **variables: str) -> str:
 @pytest.mark.parametrize("preloaded", [True, False])
 def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
     """If the tool's library is preloaded, nothing is stale. Otherwise changes go unnoticed, as documented."""
-    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
     cycles = str(CYCLES if preloaded else 10)
-    said = json.loads(run_python(str(SUPPORT / "leaving.py"), "forbidden", cycles, **variables))
+    said = json.loads(run_python(str(SUPPORT / "leaving.py"), "forbidden", cycles, preloaded=preloaded))
     assert "seccomp" in said["problem"]
     assert said["preloaded"] == preloaded
     if preloaded:
@@ -207,7 +207,7 @@ def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
 
 @filters
 def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> None:
-    assert run_python("-c", REFUSED, LD_PRELOAD=str(library())).split() == ["-1", "True"] * 5 + ["0", "False"]
+    assert run_python("-c", REFUSED, preloaded=True).split() == ["-1", "True"] * 5 + ["0", "False"]
 
 
 REFUSED = """
@@ -233,9 +233,8 @@ for refused in (
     ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]
 )
 def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
-    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
     look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli.app import app; app(['doctor'])"
-    text = " ".join(run_python("-c", look, COLUMNS="100", **variables).split())
+    text = " ".join(run_python("-c", look, COLUMNS="100", preloaded=preloaded).split())
     assert said in text
     assert "seccomp" in text
 

@@ -69,9 +69,6 @@ def test_lock_and_unlock(vendor: Vendor, standin: StandIn, native: c_api.Map) ->
     assert native.find(ptr, size) == (ptr, size, device_ptr, size, 1, 0)
     before = standin.calls()
     assert native.lock(ptr + 10, 20) == device_ptr + 10
-    for start, length in [(memory.ptr, 101), (ptr + size - 1, 2), (memory.ptr, 3 * PAGE)]:
-        with pytest.raises(c_api.StatusError, match="PARTIAL_OVERLAP"):
-            native.lock(start, length)
     native.unlock(ptr + 5)
     assert standin.calls() == before
     native.unlock(ptr + size - 1)

@@ -55,6 +55,9 @@ class plugin:
     @staticmethod
     def device_count():
         raise PluginUnavailableError("libgone.so.1 is missing: install gone-driver")
+    @staticmethod
+    def hardware():
+        return "a Gone GPU"
 """
 
 
@@ -233,21 +236,11 @@ def test_only_a_device_that_can_lock_and_has_queues_is_the_default(
             assert lock.device is queue.device is memory.device is pinning.default_device()
 
 
-DETECTING = (
-    UNAVAILABLE
-    + """
-    @staticmethod
-    def hardware():
-        return "a Gone GPU"
-"""
-)
-
-
 @pytest.mark.parametrize("used", [False, True])
 def test_hardware_that_is_not_used_is_told_of_once(
     install: Install, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
-    install("gone", DETECTING)
+    install("gone", UNAVAILABLE)
     if used:
         install("acme", SOUND.format(name="acme", count=1))
     module = sys.modules["pinning.locking.devices"]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -490,26 +491,20 @@ def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
     assert device.calls == []
 
 
-def test_progress_tells_of_pages_brought_in(device: FakeDevice) -> None:
+def test_progress_tells_of_pages_brought_in_and_what_it_raises_leaves_nothing_locked(device: FakeDevice) -> None:
     said: list[tuple[int, int]] = []
+    for error in (KeyboardInterrupt, RuntimeError):
+        mapped = mmap.mmap(-1, 40 * MIB)
+        with pytest.raises(error):
+            pinning.lock(mapped, device=device, progress=Mock(side_effect=error))
+        assert device.calls == []
+        mapped.close()
     mapped = mmap.mmap(-1, 40 * MIB)
     with pinning.lock(mapped, device=device, progress=lambda done, total: said.append((done, total))):
         assert {total for _, total in said} == {40 * MIB}
         assert [done for done, _ in said] == sorted(done for done, _ in said)
         assert said[-1][0] == 40 * MIB
         assert len(said) > 2
-    mapped.close()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_progress_that_raises_leaves_nothing_locked(device: FakeDevice, error: type[BaseException]) -> None:
-    def stop(done: int, total: int) -> None:
-        raise error
-
-    mapped = mmap.mmap(-1, 40 * MIB)
-    with pytest.raises(error):
-        pinning.lock(mapped, device=device, progress=stop)
-    assert device.calls == []
     mapped.close()
 
 

@@ -30,10 +30,6 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda value: monkeypatch.setenv("PINNING_LOCK_MAPPED", value)
 
 
-def refusal() -> VendorError:
-    return VendorError("fakeCall", 999, "FAKE_UNKNOWN")
-
-
 def address_of(array: np.ndarray[Any, Any]) -> int:
     return int(array.ctypes.data)
 
@@ -128,7 +124,7 @@ def test_each_mapping_is_undone_once_and_those_that_locked_nothing_first(device:
         pinning.unlock_unmapped(values, device=device)
         (region,) = pinning.regions(device)
         assert region.references == left
-    device.fail(refusal())
+    device.fail(VendorError("fakeCall", 999, "FAKE_UNKNOWN"))
     with pytest.raises(VendorError):
         pinning.unlock_unmapped(values, device=device)
     pinning.unlock_unmapped(values, device=device)

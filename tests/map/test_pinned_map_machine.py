@@ -451,10 +451,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
     @rule(at=starts, size=sizes)
     def someone_else_pins(self, at: int, size: int) -> None:
         ptr = BASE + at
-        taken = [range(base, base + length) for base, length in self.device.locked.items()]
-        taken += [range(base, base + length) for base, length in self.device.foreign.items()]
-        if not any(ptr < each.stop and each.start < ptr + size for each in taken):
-            self.device.foreign[ptr] = size
+        self.pin_if_free(ptr, size)
 
     @rule(at=starts)
     def someone_else_unpins(self, at: int) -> None:
@@ -470,12 +467,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
         entry = known[which % len(known)]
         self.device.foreign.pop(entry.start, None)
         ptr, size = max(entry.start - lower, BASE), max(entry.size + longer, 1)
-        if not self.foreign_meets(ptr, size) and not any(set(range(ptr, ptr + size)) & each for each in self.locked):
-            self.device.foreign[ptr] = size
+        self.pin_if_free(ptr, size)
 
-    @property
-    def locked(self) -> list[set[int]]:
-        return [set(range(base, base + size)) for base, size in self.device.locked.items()]
+    def pin_if_free(self, ptr: int, size: int) -> None:
+        taken = [*self.device.locked.items(), *self.device.foreign.items()]
+        if not any(ptr < base + length and base < ptr + size for base, length in taken):
+            self.device.foreign[ptr] = size
 
     @rule(tells=st.sampled_from([True, True, True, False]))
     def the_vendor_forgets_who(self, tells: bool) -> None:
