@@ -75,11 +75,12 @@ def let_others_run() -> None:
     ],
 )
 def test_what_is_no_range_is_refused(device: FakeDevice, pinned: PinnedMap, ptr: int, size: int, says: str) -> None:
-    for attempt in (
-        lambda: pinned.lock(ptr, size),
-        lambda: pinned.register(ptr, size, 1),
+    attempts: list[Callable[[], object]] = [
+        partial(pinned.lock, ptr, size),
+        partial(pinned.register, ptr, size, 1),
         *(partial(pinned.lock_mapped, ptr, size, policy) for policy in POLICIES),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(InvalidRangeError, match=says):
             attempt()
     assert pinned.find(ptr, size) is None
@@ -119,8 +120,7 @@ def test_the_integers_of_numpy_are_integers(pinned: PinnedMap, integer: type[np.
     pinned.lock(integer(BASE), integer(SIZE), piece=integer(SIZE // 2))
     assert integer(BASE) in pinned
     region = pinned.find(integer(BASE), integer(SIZE))
-    assert region is not None
-    assert integer(BASE) in region
+    assert region is not None and integer(BASE) in region
     pinned.unlock(integer(BASE))
     assert len(pinned) == 0
 
@@ -210,7 +210,8 @@ def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> 
 
     device = Interrupted()
     pinned = PinnedMap(device)
-    for run in (unlock, lambda: Background(unlock).result()):  # Ctrl-C is raised in the thread that it interrupted
+    runs: list[Callable[[], object]] = [unlock, lambda: Background(unlock).result()]
+    for run in runs:  # Ctrl-C is raised in the thread that it interrupted
         device.interrupts = True
         pinned.lock(BASE, SIZE)
         run()
@@ -293,8 +294,7 @@ def test_pieces_whose_device_pointers_do_not_follow_one_another(device: FakeDevi
     device.data_lock = lambda ptr, size, read_only: scattered(ptr, size, read_only) + ptr  # type: ignore[method-assign]
     with pytest.raises(PinningError, match="contiguous"):
         pinned.lock(BASE, 10, piece=4)
-    assert device.locked == {}
-    assert len(pinned) == 0
+    assert len(pinned) == len(device.locked) == 0
 
 
 # ---- threads ----
