@@ -12,6 +12,7 @@ import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -67,12 +68,10 @@ def run_program(text: str) -> str:
     return run.stdout
 
 
-class Storage:
+def storage() -> object:
     """A buffer of a type that is not known to keep its memory while it is exported."""
-
-    def __init__(self, size: int) -> None:
-        self._memory = numpy.zeros(size, "u1")
-        self.__array_interface__ = self._memory.__array_interface__
+    memory = numpy.zeros(SIZE, "u1")
+    return SimpleNamespace(memory=memory, __array_interface__=memory.__array_interface__)
 
 
 # ---- the limit ----
@@ -178,10 +177,6 @@ def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
     assert device.locked == {}
 
 
-def whole_mapping(folder: Path) -> object:
-    return mmap.mmap(-1, SIZE)
-
-
 def whole_file(folder: Path) -> object:
     numpy.save(folder / "array", numpy.arange(SIZE))
     return numpy.memmap(folder / "array.npy", mode="r")
@@ -195,12 +190,12 @@ def whole_file(folder: Path) -> object:
         (lambda folder: bytes(SIZE), True),
         (lambda folder: bytearray(SIZE), True),
         (lambda folder: numpy.frombuffer(bytearray(SIZE), "u2"), True),
-        (whole_mapping, watch_problem() is None or hears_of_calls()),
+        (lambda folder: mmap.mmap(-1, SIZE), watch_problem() is None or hears_of_calls()),
         (whole_file, True),
         (lambda folder: numpy.zeros(SIZE)[1:], False),  # a part
         (lambda folder: numpy.zeros(SIZE).view(numpy.recarray), True),
         (lambda folder: numpy.ndarray.__new__(numpy.recarray, SIZE, "u1"), False),  # it may refer to itself
-        (lambda folder: Storage(SIZE), False),
+        (lambda folder: storage(), False),
     ],
 )
 def test_what_is_kept(device: FakeDevice, tmp_path: Path, make: Callable[[Path], object], kept: bool) -> None:
@@ -257,6 +252,17 @@ def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
     del dropped
     with pinning.lock(numpy.zeros(SIZE, "u1"), device=device):
         assert useful.ctypes.data in device.locked
+
+
+def test_what_exceeds_the_budget_is_not_kept(device: FakeDevice) -> None:
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(2)]
+    locks = [pinning.lock(array, device=device) for array in arrays]
+    pinning.budget(used() - SIZE, idle=2 * SIZE)
+    locks[0].unlock()
+    assert list(device.locked) == [arrays[1].ctypes.data]
+    locks[1].unlock()  # now there is room for it
+    assert pinning.budget().idle == SIZE
+    assert device.count("data_unlock") == 1
 
 
 def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:

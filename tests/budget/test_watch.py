@@ -109,31 +109,21 @@ def test_locks_that_have_ended_take_no_room_in_the_record_of_what_is_watched(dev
 
 
 @watched
-def test_shared_memory(device: FakeDevice) -> None:
-    file = os.memfd_create("pages")
+def test_shared_memory_blocks_of_malloc_and_owners_that_discard(device: FakeDevice) -> None:
+    file, owner = os.memfd_create("pages"), mmap.mmap(-1, SIZE)
     os.truncate(file, SIZE)
-    ptr = pages(flags=mmap.MAP_SHARED, file=file)
-    lock = pinning.lock((ptr, SIZE), device=device)
-    unmapped(ptr)
-    os.close(file)
-    assert not lock.held
-
-
-@watched
-def test_a_large_block_of_malloc(device: FakeDevice) -> None:
-    ptr = libc.malloc(LARGE)
-    lock = pinning.lock((ptr, 1000), device=device)
-    libc.free(ptr)
-    assert not lock.held
-
-
-@watched
-def test_an_owner_whose_memory_is_discarded(device: FakeDevice) -> None:
-    owner = mmap.mmap(-1, SIZE)
     owner[:] = b"1" * SIZE
-    with pinning.lock(owner, device=device) as lock:
-        owner.madvise(mmap.MADV_DONTNEED)
-        assert not lock.held
+    shared, block = pages(flags=mmap.MAP_SHARED, file=file), libc.malloc(LARGE)
+    leaving: list[tuple[object, Callable[[], object]]] = [
+        ((shared, SIZE), lambda: unmapped(shared)),
+        ((block, 1000), lambda: libc.free(block)),
+        (owner, lambda: owner.madvise(mmap.MADV_DONTNEED)),
+    ]
+    for buffer, leave in leaving:
+        lock = pinning.lock(buffer, device=device)
+        leave()
+        assert not lock.held, buffer
+    os.close(file)
 
 
 @watched
@@ -189,9 +179,10 @@ def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -
     assert device.locked == {}
 
 
-def run_forbidden(*arguments: str, **variables: str) -> str:
-    """Run a Python program that has the kernel refuse userfaultfd, and return its output."""
+def run_python(*arguments: str, preloaded: bool = False, **variables: str) -> str:
+    """Run a Python program, which may have the kernel refuse userfaultfd, and return its output."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
+    environment |= {"LD_PRELOAD": str(library())} if preloaded else {}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
     )
@@ -203,9 +194,8 @@ def run_forbidden(*arguments: str, **variables: str) -> str:
 @pytest.mark.parametrize("preloaded", [True, False])
 def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
     """If the tool's library is preloaded, nothing is stale. Otherwise changes go unnoticed, as documented."""
-    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
     cycles = str(CYCLES if preloaded else 10)
-    said = json.loads(run_forbidden(str(SUPPORT / "leaving.py"), "forbidden", cycles, **variables))
+    said = json.loads(run_python(str(SUPPORT / "leaving.py"), "forbidden", cycles, preloaded=preloaded))
     assert "seccomp" in said["problem"]
     assert said["preloaded"] == preloaded
     if preloaded:
@@ -217,7 +207,7 @@ def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
 
 @filters
 def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> None:
-    assert run_forbidden("-c", REFUSED, LD_PRELOAD=str(library())).split() == ["-1", "True"] * 5 + ["0", "False"]
+    assert run_python("-c", REFUSED, preloaded=True).split() == ["-1", "True"] * 5 + ["0", "False"]
 
 
 REFUSED = """
@@ -243,9 +233,8 @@ for refused in (
     ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]
 )
 def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
-    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
     look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli.app import app; app(['doctor'])"
-    text = " ".join(run_forbidden("-c", look, COLUMNS="100", **variables).split())
+    text = " ".join(run_python("-c", look, COLUMNS="100", preloaded=preloaded).split())
     assert said in text
     assert "seccomp" in text
 
@@ -253,7 +242,7 @@ def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: 
 @filters
 def test_a_mapping_that_nothing_watches_is_not_kept_idle() -> None:
     """Its owner can discard its pages, even if it is exported; those of a bytearray cannot be discarded."""
-    found = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){IDLE}")
+    found = run_python("-c", f"import leaving; leaving.forbid_userfaultfd(){IDLE}")
     assert found.split() == ["0", "4096", "4096"]
 
 
@@ -280,16 +269,13 @@ print(problem)
 
 @filters
 def test_without_userfaultfd_locks_work_and_the_reason_is_reported() -> None:
-    said = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
+    said = run_python("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
     assert "userfaultfd: Operation not permitted" in said
     assert "seccomp" in said
 
 
 def test_it_can_be_switched_off() -> None:
-    environment = {**os.environ, "PINNING_WATCH": "0"}
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "PINNING_WATCH=0 is set\n"
+    assert run_python("-c", WITHOUT, PINNING_WATCH="0") == "PINNING_WATCH=0 is set\n"
 
 
 CALLS = """

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from standins.standin import Driver
 
 @dataclass(frozen=True)
 class Vendor:
-    """`register` and `unregister` call the driver directly, as other code in this process does.
+    """`pinned` has memory pinned by the driver directly, as other code in this process may.
 
     `failure` is the error code that calls fail with, and `named` the vendor's name for it. Failures of the calls in
     `unheard` need not be reported. `whole_pages`: the driver registers whole pages.
@@ -26,8 +27,7 @@ class Vendor:
     configuration: str
     failure: int
     named: str
-    register: Callable[[int, int], None] | None
-    unregister: Callable[[int], None] | None
+    pinned: Callable[[int, int], AbstractContextManager[None]] | None
     unheard: frozenset[str] = frozenset()
     whole_pages: bool = False
 
@@ -36,37 +36,42 @@ def _ok(code: int) -> None:
     assert code == 0, code
 
 
-def _cuda_register(ptr: int, size: int) -> None:
+@contextmanager
+def _pinned(
+    driver: Driver, register: str, unregister: str, ptr: int, size: int, *more: object, first: tuple[object, ...] = ()
+) -> Iterator[None]:
+    library = ctypes.CDLL(driver.soname)
+    _ok(getattr(library, register)(*first, c_void_p(ptr), c_size_t(size), *more))
+    try:
+        yield
+    finally:
+        _ok(getattr(library, unregister)(*first, c_void_p(ptr)))
+
+
+@contextmanager
+def _pinned_by_cuda(ptr: int, size: int) -> Iterator[None]:
     cuda, context = ctypes.CDLL(libcuda.DRIVER.soname), c_void_p()
     _ok(cuda.cuInit(0))
     _ok(cuda.cuDevicePrimaryCtxRetain(byref(context), 0))
     _ok(cuda.cuCtxPushCurrent_v2(context))
-    _ok(cuda.cuMemHostRegister_v2(c_void_p(ptr), c_size_t(size), c_uint(3)))
-
-
-def _cuda_unregister(ptr: int) -> None:
-    cuda = ctypes.CDLL(libcuda.DRIVER.soname)
-    _ok(cuda.cuMemHostUnregister(c_void_p(ptr)))
+    with _pinned(libcuda.DRIVER, "cuMemHostRegister_v2", "cuMemHostUnregister", ptr, size, c_uint(3)):
+        yield
     _ok(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
 
 
-def _hip_register(ptr: int, size: int) -> None:
-    _ok(ctypes.CDLL(libhip.DRIVER.soname).hipHostRegister(c_void_p(ptr), c_size_t(size), c_uint(3)))
+def _pinned_by_hip(ptr: int, size: int) -> AbstractContextManager[None]:
+    return _pinned(libhip.DRIVER, "hipHostRegister", "hipHostUnregister", ptr, size, c_uint(3))
 
 
-def _hip_unregister(ptr: int) -> None:
-    _ok(ctypes.CDLL(libhip.DRIVER.soname).hipHostUnregister(c_void_p(ptr)))
+def _pinned_by_hsa(ptr: int, size: int) -> AbstractContextManager[None]:
+    _ok(ctypes.CDLL(libhsa.DRIVER.soname).hsa_init())
+    more = (ctypes.c_uint64 * 1)(0xD0), c_int(1), byref(c_void_p())  # the agents, and where the address goes
+    return _pinned(libhsa.DRIVER, "hsa_amd_memory_lock", "hsa_amd_memory_unlock", ptr, size, *more)
 
 
-def _hsa_register(ptr: int, size: int) -> None:
-    agents = (ctypes.c_uint64 * 1)(0xD0)
-    hsa = ctypes.CDLL(libhsa.DRIVER.soname)
-    _ok(hsa.hsa_init())
-    _ok(hsa.hsa_amd_memory_lock(c_void_p(ptr), c_size_t(size), agents, c_int(1), byref(c_void_p())))
-
-
-def _hsa_unregister(ptr: int) -> None:
-    _ok(ctypes.CDLL(libhsa.DRIVER.soname).hsa_amd_memory_unlock(c_void_p(ptr)))
+def _pinned_by_ur(ptr: int, size: int) -> AbstractContextManager[None]:
+    names = "urUSMHostAllocRegisterExp", "urUSMHostAllocUnregisterExp"
+    return _pinned(libur.DRIVER, *names, ptr, size, None, first=(_ur_context(),))
 
 
 @cache
@@ -81,15 +86,6 @@ def _ur_context() -> c_void_p:
     return context
 
 
-def _ur_register(ptr: int, size: int) -> None:
-    ur = ctypes.CDLL(libur.DRIVER.soname)
-    _ok(ur.urUSMHostAllocRegisterExp(_ur_context(), c_void_p(ptr), c_size_t(size), None))
-
-
-def _ur_unregister(ptr: int) -> None:
-    _ok(ctypes.CDLL(libur.DRIVER.soname).urUSMHostAllocUnregisterExp(_ur_context(), c_void_p(ptr)))
-
-
 VENDORS = {
     "cuda": Vendor(
         "cuda:1",
@@ -97,8 +93,7 @@ VENDORS = {
         "devices=2",
         999,
         "CUDA_ERROR_UNKNOWN (999)",
-        _cuda_register,
-        _cuda_unregister,
+        _pinned_by_cuda,
         frozenset({"cuCtxGetCurrent", "cuCtxPopCurrent"}),  # the context is pushed then; codes of pops are ignored
     ),
     "hip": Vendor(
@@ -107,8 +102,7 @@ VENDORS = {
         "devices=2",
         999,
         "hipErrorUnknown (999)",
-        _hip_register,
-        _hip_unregister,
+        _pinned_by_hip,
         frozenset({"hipGetLastError", "hipSetDevice"}),  # only the hipSetDevice that restores the device
     ),
     "hsa": Vendor(
@@ -117,8 +111,7 @@ VENDORS = {
         "gpus=2",
         0x1008,
         "HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)",
-        _hsa_register,
-        _hsa_unregister,
+        _pinned_by_hsa,
         frozenset({"hsa_status_string"}),
     ),
     "ur": Vendor(
@@ -127,10 +120,9 @@ VENDORS = {
         "devices=2",
         20,
         "UR_RESULT_ERROR_DEVICE_LOST (20)",
-        _ur_register,
-        _ur_unregister,
+        _pinned_by_ur,
         whole_pages=True,
     ),
     # Not ENOMEM: munlock is tried again after it, because the memory may have been unmapped meanwhile.
-    "host": Vendor("host:0", libhost.DRIVER, "", 11, "EAGAIN (11)", None, None),
+    "host": Vendor("host:0", libhost.DRIVER, "", 11, "EAGAIN (11)", None),
 }

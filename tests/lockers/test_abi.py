@@ -14,6 +14,7 @@ from standins import libcuda, libhip, libhsa, libur
 from standins.standin import Driver, MissingError
 
 PROGRAM = r"""
+#include <cstddef>
 #include <type_traits>
 @INCLUDE@
 #include "@VENDOR@_abi.hpp"
@@ -35,46 +36,39 @@ constexpr bool agree<R (*)(A...), S (*)(B...)> = [] {
 PINNING_@UPPER@_FUNCTIONS(CHECK)
 #define CHECK_CONSTANT(name, value) static_assert(static_cast<long>(name) == (value), #name);  // perhaps a macro
 PINNING_@UPPER@_CONSTANTS(CHECK_CONSTANT)
+#define SAME_SIZE(theirs, ours) static_assert(sizeof(theirs) == sizeof(pinning::@VENDOR@::ours), #theirs);
+#define SAME_FIELD(theirs, field, ours, name) \
+  static_assert(offsetof(theirs, field) == offsetof(pinning::@VENDOR@::ours, name), #theirs "." #field);
 @MORE@
 int main() {}
 """
 HSA = r"""
-#include <cstddef>
-static_assert(sizeof(hsa_agent_t) == sizeof(pinning::hsa::Handle));
-static_assert(sizeof(hsa_amd_memory_pool_t) == sizeof(pinning::hsa::Handle));
-static_assert(sizeof(hsa_amd_pointer_info_t) == sizeof(pinning::hsa::PointerInfo));
-#define CHECK_FIELD(name)                                                                                    \
-  static_assert(offsetof(hsa_amd_pointer_info_t, name) == offsetof(pinning::hsa::PointerInfo, name), #name); \
-  static_assert(sizeof(hsa_amd_pointer_info_t::name) == sizeof(pinning::hsa::PointerInfo::name), #name);
+SAME_SIZE(hsa_agent_t, Handle) SAME_SIZE(hsa_amd_memory_pool_t, Handle) SAME_SIZE(hsa_signal_t, Handle)
+SAME_SIZE(hsa_amd_pointer_info_t, PointerInfo) SAME_SIZE(hsa_pitched_ptr_t, PitchedPointer) SAME_SIZE(hsa_dim3_t, Dim3)
+#define CHECK_FIELD(name)                                     \
+  SAME_FIELD(hsa_amd_pointer_info_t, name, PointerInfo, name) \
+  SAME_SIZE(hsa_amd_pointer_info_t::name, PointerInfo::name)
 CHECK_FIELD(size) CHECK_FIELD(type) CHECK_FIELD(agentBaseAddress) CHECK_FIELD(hostBaseAddress)
 CHECK_FIELD(sizeInBytes) CHECK_FIELD(userData) CHECK_FIELD(agentOwner) CHECK_FIELD(global_flags)
-static_assert(sizeof(hsa_signal_t) == sizeof(pinning::hsa::Handle));
-static_assert(sizeof(hsa_pitched_ptr_t) == sizeof(pinning::hsa::PitchedPointer));
-static_assert(offsetof(hsa_pitched_ptr_t, base) == offsetof(pinning::hsa::PitchedPointer, base));
-static_assert(offsetof(hsa_pitched_ptr_t, pitch) == offsetof(pinning::hsa::PitchedPointer, pitch));
-static_assert(offsetof(hsa_pitched_ptr_t, slice) == offsetof(pinning::hsa::PitchedPointer, slice));
-static_assert(sizeof(hsa_dim3_t) == sizeof(pinning::hsa::Dim3));
-static_assert(offsetof(hsa_dim3_t, y) == offsetof(pinning::hsa::Dim3, y));
-static_assert(offsetof(hsa_dim3_t, z) == offsetof(pinning::hsa::Dim3, z));
+#define CHECK_PITCHED(name) SAME_FIELD(hsa_pitched_ptr_t, name, PitchedPointer, name)
+CHECK_PITCHED(base) CHECK_PITCHED(pitch) CHECK_PITCHED(slice)
+SAME_FIELD(hsa_dim3_t, y, Dim3, y) SAME_FIELD(hsa_dim3_t, z, Dim3, z)
 """
 # The exported names carry a version, which must be the one that the header maps the plain names to.
 CUDA = r"""
-#include <cstddef>
-static_assert(sizeof(CUDA_MEMCPY2D) == sizeof(pinning::cuda::Rows));
-#define CHECK_FIELD(name)                                                                  \
-  static_assert(offsetof(CUDA_MEMCPY2D, name) == offsetof(pinning::cuda::Rows, name), #name);
+SAME_SIZE(CUDA_MEMCPY2D, Rows)
+#define CHECK_FIELD(name) SAME_FIELD(CUDA_MEMCPY2D, name, Rows, name)
 CHECK_FIELD(srcXInBytes) CHECK_FIELD(srcMemoryType) CHECK_FIELD(srcDevice) CHECK_FIELD(srcPitch)
 CHECK_FIELD(dstXInBytes) CHECK_FIELD(dstMemoryType) CHECK_FIELD(dstDevice) CHECK_FIELD(dstPitch)
 CHECK_FIELD(WidthInBytes) CHECK_FIELD(Height)
-static_assert(sizeof(CUstreamBatchMemOpParams) == sizeof(pinning::cuda::WordOperation));
-#define CHECK_WORD(theirs, name) \
-  static_assert(offsetof(CUstreamBatchMemOpParams, theirs) == offsetof(pinning::cuda::WordOperation, name), #theirs);
+SAME_SIZE(CUstreamBatchMemOpParams, WordOperation)
+#define CHECK_WORD(theirs, name) SAME_FIELD(CUstreamBatchMemOpParams, theirs, WordOperation, name)
 CHECK_WORD(operation, operation)
 CHECK_WORD(waitValue.address, address) CHECK_WORD(waitValue.value, value) CHECK_WORD(waitValue.flags, flags)
 CHECK_WORD(writeValue.address, address) CHECK_WORD(writeValue.value, value) CHECK_WORD(writeValue.flags, flags)
 #if CUDA_VERSION >= 12080
-static_assert(sizeof(CUmemcpyAttributes) == sizeof(pinning::cuda::CopyAttributes));
-static_assert(offsetof(CUmemcpyAttributes, flags) == offsetof(pinning::cuda::CopyAttributes, flags));
+SAME_SIZE(CUmemcpyAttributes, CopyAttributes)
+SAME_FIELD(CUmemcpyAttributes, flags, CopyAttributes, flags)
 #endif
 #if CUDA_VERSION >= 13000
 CHECK(cuMemcpyBatchAsync_v2)
@@ -97,11 +91,11 @@ SAME(cuEventDestroy, cuEventDestroy_v2)
 # A loader without the recent functions is accepted, so they have a list of their own.
 UR = r"""
 PINNING_UR_RECENT_FUNCTIONS(CHECK)
-static_assert(sizeof(ur_queue_properties_t) == sizeof(pinning::ur::Properties));
-static_assert(sizeof(ur_exp_usm_host_alloc_register_properties_t) == sizeof(pinning::ur::Properties));
-#define CHECK_FIELD(name)                                                                             \
-  static_assert(offsetof(ur_queue_properties_t, name) == offsetof(pinning::ur::Properties, name));     \
-  static_assert(offsetof(ur_exp_usm_host_alloc_register_properties_t, name) == offsetof(pinning::ur::Properties, name));
+SAME_SIZE(ur_queue_properties_t, Properties)
+SAME_SIZE(ur_exp_usm_host_alloc_register_properties_t, Properties)
+#define CHECK_FIELD(name)                                    \
+  SAME_FIELD(ur_queue_properties_t, name, Properties, name) \
+  SAME_FIELD(ur_exp_usm_host_alloc_register_properties_t, name, Properties, name)
 CHECK_FIELD(stype) CHECK_FIELD(pNext) CHECK_FIELD(flags)
 """
 VENDORS: dict[str, tuple[Driver, str, str]] = {

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -54,6 +55,9 @@ class plugin:
     @staticmethod
     def device_count():
         raise PluginUnavailableError("libgone.so.1 is missing: install gone-driver")
+    @staticmethod
+    def hardware():
+        return "a Gone GPU"
 """
 
 
@@ -67,10 +71,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         module = f"announced_{name}"
         if source is not None:
             (tmp_path / f"{module}.py").write_text(source)
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = {target.format(module=module)}\n")
+        announce(tmp_path, module, f"{name} = {target.format(module=module)}")
         look_again()
 
     look_again()
@@ -79,6 +80,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         if module.startswith("announced_"):
             del sys.modules[module]
     look_again()
+
+
+def announce(folder: Path, module: str, entry: str) -> None:
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{entry}\n")
 
 
 def look_again() -> None:
@@ -206,40 +214,33 @@ def test_a_broken_plugin_is_reported_and_never_fatal(install: Install, kind: str
         pass
 
 
-@pytest.mark.parametrize("can_lock", [False, True])
-def test_a_device_that_cannot_lock_is_no_default(install: Install, can_lock: bool) -> None:
-    parts = f"dict(can_lock={can_lock}, make_queue=lambda self: None)"
-    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), {parts})"
+@pytest.mark.parametrize(
+    ("parts", "is_default"),
+    [
+        ("", False),  # it only locks
+        (", can_lock=False, make_queue=lambda self: None", False),
+        (", can_lock=True, make_queue=lambda self: None", True),
+    ],
+)
+def test_only_a_device_that_can_lock_and_has_queues_is_the_default(
+    install: Install, parts: str, is_default: bool
+) -> None:
+    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), dict(at=0{parts}))"
     install("aaa", SOUND.replace("from fake_device import FakeDevice", first).format(name="aaa", count=1))
     assert pinning.devices()[0].name == "aaa:0"
-    assert (pinning.default_device().name == "aaa:0") is can_lock
-
-
-def test_a_device_that_only_locks_is_no_default(install: Install) -> None:
-    install("aaa", SOUND.format(name="aaa", count=1))
-    assert pinning.devices()[0].name == "aaa:0"
-    with pinning.lock(numpy.ones(100)) as lock, pinning.Queue() as queue, pinning.alloc(100) as memory:
-        assert lock.device is queue.device is memory.device is pinning.default_device()
-        assert lock.device.name != "aaa:0"
+    assert (pinning.default_device().name == "aaa:0") is is_default
     with pinning.lock(numpy.ones(100), device="aaa") as lock:
         assert lock.device.name == "aaa:0"
-
-
-DETECTING = (
-    UNAVAILABLE
-    + """
-    @staticmethod
-    def hardware():
-        return "a Gone GPU"
-"""
-)
+    if not is_default:
+        with pinning.lock(numpy.ones(100)) as lock, pinning.Queue() as queue, pinning.alloc(100) as memory:
+            assert lock.device is queue.device is memory.device is pinning.default_device()
 
 
 @pytest.mark.parametrize("used", [False, True])
 def test_hardware_that_is_not_used_is_told_of_once(
     install: Install, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
-    install("gone", DETECTING)
+    install("gone", UNAVAILABLE)
     if used:
         install("acme", SOUND.format(name="acme", count=1))
     module = sys.modules["pinning.locking.devices"]
@@ -297,10 +298,7 @@ def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProces
     slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
     (folder / "slow_plugin.py").write_text(slow)
     (folder / "started.py").write_text("import threading\nevent = threading.Event()\n")
-    metadata = folder / "slow_plugin-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
+    announce(folder, "slow_plugin", "slow = slow_plugin:plugin")
     environment = os.environ | {"PYTHONPATH": str(folder)}
     # Python 3.12 warns about any fork of a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
@@ -354,8 +352,14 @@ for joins in [False, True]:
 # ---- the maps of devices that come and go ----
 
 
+ADDRESSES = """
+def size():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+"""
+
+
 def run_program(text: str, *before: str) -> str:
-    command = [*before, sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    command = [*before, sys.executable, "-W", "ignore", "-c", ADDRESSES + textwrap.dedent(text)]
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OPENBLAS_NUM_THREADS": "1"}
     program = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert program.returncode == 0, program.stderr
@@ -386,20 +390,12 @@ def test_a_map_stays_while_something_is_locked() -> None:
 
 
 def test_a_device_without_attributes_has_a_map() -> None:
-    class Bare:
-        __slots__ = ()
-        name = "bare:0"
-
-        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-            return ptr
-
-        def data_unlock(self, ptr: int) -> None:
-            pass
-
-        def is_pinned_ptr(self, ptr: int) -> None:
-            pass
-
-    device = Bare()
+    methods = {
+        "data_lock": lambda self, ptr, size, read_only: ptr,
+        "data_unlock": lambda self, ptr: None,
+        "is_pinned_ptr": lambda self, ptr: None,
+    }
+    device: Any = type("Bare", (), {"__slots__": (), "name": "bare:0", **methods})()
     pinned = pinning.pinned_map(device)
     with pinning.lock(bytearray(10), device=device):
         assert len(pinned) == 1
@@ -424,8 +420,6 @@ def test_the_first_lock_leaves_most_of_few_addresses() -> None:
     said = run_program(
         """
         import pinning
-        def size():
-            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
         pinning.devices()
         before = size()
         pinning.lock(bytearray(5000), device="host").unlock()
@@ -442,8 +436,6 @@ def test_a_fork_of_a_fork_of_a_fork_takes_no_more_addresses() -> None:
     said = run_program("""
         import os, pinning
         from fake_device import FakeDevice
-        def size():
-            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
         device = FakeDevice()
         pinning.lock(bytearray(10), device="host").unlock()
         pinning.lock(bytearray(10), device=device).unlock()

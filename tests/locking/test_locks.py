@@ -10,9 +10,11 @@ import sys
 import threading
 import weakref
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,7 +163,7 @@ def test_an_address_the_first_bytes_and_a_view_with_gaps(device: FakeDevice) -> 
     ],
 )
 def test_what_is_no_buffer(device: FakeDevice, buffer: object, error: type[Exception]) -> None:
-    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock):
+    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock, pinning.lock_mapped, pinning.unlock_unmapped):
         with pytest.raises(error):
             attempt(buffer, device=device)  # type: ignore[operator]
     assert device.calls == []
@@ -234,32 +236,22 @@ def test_a_block_that_raises_unlocks(device: FakeDevice, error: type[BaseExcepti
     assert device.locked == {}
 
 
-def test_a_refused_unlock_leaves_the_lock_held_and_can_be_tried_again(device: FakeDevice) -> None:
-    buffer = bytearray(100)
-    lock = pinning.lock(buffer, device=device)
-    device.fail(refusal())
-    with pytest.raises(VendorError):
-        lock.unlock()
-    assert lock.held
-    with pytest.raises(BufferError):
-        buffer.append(0)
-    lock.unlock()
-    assert not lock.held
-    buffer.append(0)
-
-
-def test_an_unlock_refused_half_way_can_be_tried_again_by_buffer(device: FakeDevice) -> None:
+@pytest.mark.parametrize("half_way", [False, True])
+def test_a_refused_unlock_leaves_the_lock_held_and_can_be_tried_again(device: FakeDevice, half_way: bool) -> None:
     buffer = bytearray(100)
     lock = pinning.lock(buffer, device=device, piece=30)
-    device.fail(refusal(), calls_before=1)
+    device.fail(refusal(), calls_before=half_way)
     with pytest.raises(VendorError):
-        pinning.unlock(buffer, device=device)
+        pinning.unlock(buffer, device=device) if half_way else lock.unlock()
     assert lock.held
-    assert lock.region is None, "what is half unlocked is not to be copied from"
-    assert not pinning.is_locked(buffer, device=device)
-    pinning.unlock(buffer, device=device)
+    assert (lock.region is None) == half_way, "what is half unlocked is not to be copied from"
+    assert pinning.is_locked(buffer, device=device) != half_way
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    pinning.unlock(buffer, device=device) if half_way else lock.unlock()
     assert not lock.held
     assert device.locked == {}
+    buffer.append(0)
 
 
 # ---- unlock by buffer ----
@@ -356,18 +348,15 @@ def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -
 
 
 def test_the_owner_stays_in_place_while_locked(device: FakeDevice) -> None:
-    buffer = bytearray(100)
-    with pinning.lock(buffer, device=device), pytest.raises(BufferError):
-        buffer.extend(b"x" * 1000)
-    buffer.extend(b"x" * 1000)
-    mapped = mmap.mmap(-1, mmap.PAGESIZE)
-    with pinning.lock(mapped, device=device), pytest.raises(BufferError):
-        mapped.close()
-    mapped.close()
-    view = memoryview(bytearray(10))
-    with pinning.lock(view, device=device), pytest.raises(BufferError):
-        view.release()
-    view.release()
+    changes: list[tuple[Any, Callable[[Any], object]]] = [
+        (bytearray(100), lambda owner: owner.extend(b"x" * 1000)),
+        (mmap.mmap(-1, mmap.PAGESIZE), lambda owner: owner.close()),
+        (memoryview(bytearray(10)), lambda owner: owner.release()),
+    ]
+    for owner, change in changes:
+        with pinning.lock(owner, device=device), pytest.raises(BufferError):
+            change(owner)
+        change(owner)
 
 
 def test_the_owner_is_kept_alive_while_locked(device: FakeDevice) -> None:
@@ -502,26 +491,20 @@ def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
     assert device.calls == []
 
 
-def test_progress_tells_of_pages_brought_in(device: FakeDevice) -> None:
+def test_progress_tells_of_pages_brought_in_and_what_it_raises_leaves_nothing_locked(device: FakeDevice) -> None:
     said: list[tuple[int, int]] = []
+    for error in (KeyboardInterrupt, RuntimeError):
+        mapped = mmap.mmap(-1, 40 * MIB)
+        with pytest.raises(error):
+            pinning.lock(mapped, device=device, progress=Mock(side_effect=error))
+        assert device.calls == []
+        mapped.close()
     mapped = mmap.mmap(-1, 40 * MIB)
     with pinning.lock(mapped, device=device, progress=lambda done, total: said.append((done, total))):
         assert {total for _, total in said} == {40 * MIB}
         assert [done for done, _ in said] == sorted(done for done, _ in said)
         assert said[-1][0] == 40 * MIB
         assert len(said) > 2
-    mapped.close()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_progress_that_raises_leaves_nothing_locked(device: FakeDevice, error: type[BaseException]) -> None:
-    def stop(done: int, total: int) -> None:
-        raise error
-
-    mapped = mmap.mmap(-1, 40 * MIB)
-    with pytest.raises(error):
-        pinning.lock(mapped, device=device, progress=stop)
-    assert device.calls == []
     mapped.close()
 
 

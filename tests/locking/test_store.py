@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -318,14 +319,5 @@ def test_eight_processes_count_their_own(tmp_path: Path) -> None:
         assert pinning.budget().used == mine.nbytes + everybodys.nbytes
         del views
 
-    workers = [threading.Thread(target=run_in_child, args=(partial(worker, number),)) for number in range(8)]
-    failed: list[object] = []
-    previous, threading.excepthook = threading.excepthook, failed.append
-    try:
-        for each in workers:
-            each.start()
-        for each in workers:
-            each.join()
-    finally:
-        threading.excepthook = previous
-    assert failed == []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run_in_child, [partial(worker, number) for number in range(8)]))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pinning
-from fake_device import LOCKED_OFFSET, FakeDevice
+from fake_device import LOCKED_OFFSET, Background, FakeDevice
 from pinning import PartialOverlapError, PinnedMap, PinningError, StillLockedError, VendorError
 from pinning.map.pinned_map import Hold
 
@@ -52,31 +53,25 @@ class Meanwhile(FakeDevice):
         super().data_unlock(ptr)
 
 
-class Looker:
-    """A thread that keeps looking up the range; each result must be a possible state of the region."""
+@contextmanager
+def looking_up(on: PinnedMap, ptr: int, size: int, piece: int) -> Iterator[None]:
+    """A thread keeps looking up the range; each result must be a possible state of the region."""
+    wrong, stop = list[object](), threading.Event()
 
-    def __init__(self, on: PinnedMap, ptr: int, size: int, piece: int) -> None:
-        self._wrong: list[object] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(on, ptr, size, piece))
-        self._thread.start()
-
-    def _look(self, on: PinnedMap, ptr: int, size: int, piece: int) -> None:
-        while not self._stop.is_set():
+    def look() -> None:
+        while not stop.is_set():
             region = on.find(ptr)
             if region is not None and (
                 (region.start, region.whole, region.device_ptr) != (ptr, size, ptr + LOCKED_OFFSET)
                 or (region.size % piece and region.size != size)
             ):
-                self._wrong.append(region)
+                wrong.append(region)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        assert self._wrong == []
+    thread = Background(look)
+    yield
+    stop.set()
+    thread.result()
+    assert wrong == []
 
 
 class Scene:
@@ -223,6 +218,6 @@ def test_whatever_happens_at_each_piece(
     size: int, piece: int, script: list[list[Action]], refused: int | None, undo_refused: int | None
 ) -> None:
     scene = Scene(size, piece, script, refused, undo_refused)
-    with warnings.catch_warnings(), Looker(scene.on, scene.ptr, size, min(piece, size)):
+    with warnings.catch_warnings(), looking_up(scene.on, scene.ptr, size, min(piece, size)):
         warnings.simplefilter("ignore", ResourceWarning)
         scene.run()

@@ -12,9 +12,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from pinning import (
 )
 from pinning.map.pinned_map import Hold
 
+POLICIES: tuple[Literal["off", "on", "mandatory"], ...] = ("off", "on", "mandatory")
 BASE, SIZE = 0x10000, 0x1000
 TOP = 1 << 64
 
@@ -74,7 +75,12 @@ def let_others_run() -> None:
     ],
 )
 def test_what_is_no_range_is_refused(device: FakeDevice, pinned: PinnedMap, ptr: int, size: int, says: str) -> None:
-    for attempt in (lambda: pinned.lock(ptr, size), lambda: pinned.register(ptr, size, 1)):
+    attempts: list[Callable[[], object]] = [
+        partial(pinned.lock, ptr, size),
+        partial(pinned.register, ptr, size, 1),
+        *(partial(pinned.lock_mapped, ptr, size, policy) for policy in POLICIES),
+    ]
+    for attempt in attempts:
         with pytest.raises(InvalidRangeError, match=says):
             attempt()
     assert pinned.find(ptr, size) is None
@@ -114,8 +120,7 @@ def test_the_integers_of_numpy_are_integers(pinned: PinnedMap, integer: type[np.
     pinned.lock(integer(BASE), integer(SIZE), piece=integer(SIZE // 2))
     assert integer(BASE) in pinned
     region = pinned.find(integer(BASE), integer(SIZE))
-    assert region is not None
-    assert integer(BASE) in region
+    assert region is not None and integer(BASE) in region
     pinned.unlock(integer(BASE))
     assert len(pinned) == 0
 
@@ -127,8 +132,7 @@ def test_the_last_byte_of_the_address_space(device: FakeDevice, pinned: PinnedMa
     assert (region.end, region.borders, region.device_ptr_of(TOP - 1)) == (TOP, (), BASE + SIZE - 1)
     for ptr, size in ((TOP - 1, 2), (TOP - SIZE + 1, TOP - 1), (TOP - 1, 0)):
         assert pinned.find(ptr, size) is None
-    assert TOP not in pinned
-    assert -1 not in pinned
+    assert not any(address in pinned for address in (TOP, -1))
     for ptr in (0, TOP - 1):
         with pytest.raises(NotLockedError, match=f"{ptr:x}"):
             pinned.unlock(ptr)
@@ -206,20 +210,13 @@ def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> 
 
     device = Interrupted()
     pinned = PinnedMap(device)
-    for run in (unlock, in_another_thread(unlock)):  # Ctrl-C is raised in the thread that it interrupted
+    runs: list[Callable[[], object]] = [unlock, lambda: Background(unlock).result()]
+    for run in runs:  # Ctrl-C is raised in the thread that it interrupted
         device.interrupts = True
         pinned.lock(BASE, SIZE)
         run()
         assert device.locked == {}
         assert len(pinned) == 0
-
-
-def in_another_thread(function: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(function).result()
-
-    return run
 
 
 @pytest.mark.parametrize("answer", [None, "0x10", 1.5, -1, TOP])
@@ -297,8 +294,7 @@ def test_pieces_whose_device_pointers_do_not_follow_one_another(device: FakeDevi
     device.data_lock = lambda ptr, size, read_only: scattered(ptr, size, read_only) + ptr  # type: ignore[method-assign]
     with pytest.raises(PinningError, match="contiguous"):
         pinned.lock(BASE, 10, piece=4)
-    assert device.locked == {}
-    assert len(pinned) == 0
+    assert len(pinned) == len(device.locked) == 0
 
 
 # ---- threads ----

@@ -16,7 +16,6 @@ from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Call, CoarseFakeDevice
 from machine_steps import steps
 from pinning import (
     AlreadyPinnedError,
-    InvalidRangeError,
     NotLockedError,
     PartialOverlapError,
     PinnedMap,
@@ -452,10 +451,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
     @rule(at=starts, size=sizes)
     def someone_else_pins(self, at: int, size: int) -> None:
         ptr = BASE + at
-        taken = [range(base, base + length) for base, length in self.device.locked.items()]
-        taken += [range(base, base + length) for base, length in self.device.foreign.items()]
-        if not any(ptr < each.stop and each.start < ptr + size for each in taken):
-            self.device.foreign[ptr] = size
+        self.pin_if_free(ptr, size)
 
     @rule(at=starts)
     def someone_else_unpins(self, at: int) -> None:
@@ -471,28 +467,16 @@ class PinnedMapMachine(RuleBasedStateMachine):
         entry = known[which % len(known)]
         self.device.foreign.pop(entry.start, None)
         ptr, size = max(entry.start - lower, BASE), max(entry.size + longer, 1)
-        if not self.foreign_meets(ptr, size) and not any(set(range(ptr, ptr + size)) & each for each in self.locked):
-            self.device.foreign[ptr] = size
+        self.pin_if_free(ptr, size)
 
-    @property
-    def locked(self) -> list[set[int]]:
-        return [set(range(base, base + size)) for base, size in self.device.locked.items()]
+    def pin_if_free(self, ptr: int, size: int) -> None:
+        taken = [*self.device.locked.items(), *self.device.foreign.items()]
+        if not any(ptr < base + length and base < ptr + size for base, length in taken):
+            self.device.foreign[ptr] = size
 
     @rule(tells=st.sampled_from([True, True, True, False]))
     def the_vendor_forgets_who(self, tells: bool) -> None:
         self.device.tells_foreign = tells
-
-    @rule(at=starts, size=st.integers(-1, 0) | st.just(1 << 64), policy=policies)
-    def lock_what_is_no_range(self, at: int, size: int, policy: Policy) -> None:
-        calls = len(self.device.calls)
-        for attempt in (
-            lambda: self.map.lock(BASE + at, size),
-            lambda: self.map.register(BASE + at, size, 1),
-            lambda: self.map.lock_mapped(BASE + at, size, policy),
-        ):
-            with pytest.raises(InvalidRangeError):
-                attempt()
-        assert len(self.device.calls) == calls
 
     @precondition(lambda self: len(self.model) > 2)
     @rule(failing=failing_calls)
