@@ -128,6 +128,41 @@ def test_an_event_that_failed_from_the_start(device: FakeMemoryDevice) -> None:
             after.wait()
 
 
+def test_work_that_is_submitted_during_a_poll_is_not_over(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Queue(device) as queue:
+        (vendor,) = device.queues
+        first, later = queue.submit(work), list[Event]()
+        device.release()
+        done = vendor.done
+
+        def submits_meanwhile() -> bool:
+            over = done()
+            if not later:
+                later.append(Background(lambda: queue.submit(work)).result())
+            return over
+
+        with monkeypatch.context() as patched:
+            patched.setattr(vendor, "done", submits_meanwhile)
+            queue.poll()
+        over = first.done(), later[0].done()
+        device.let_go()
+        later[0].wait()
+    assert over == (True, False)
+
+
+def test_any_failure_of_a_wait_list_is_the_events(device: FakeMemoryDevice) -> None:
+    with Queue(device) as one, Queue(device) as other, Queue(device) as third:
+        device.queues[1].fail_step()
+        waits = [one.submit(work), other.submit(work)]
+        after = [third.submit(work, waits), third.submit(work, waits[::-1])]
+        device.let_go()
+        for event in after:
+            with pytest.raises(VendorError):
+                event.wait()
+
+
 def test_a_failure_reaches_those_that_wait_for_it_and_no_others(device: FakeMemoryDevice) -> None:
     with Queue(device) as one, Queue(device) as other:
         device.queues[0].fail_step()

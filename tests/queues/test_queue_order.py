@@ -93,9 +93,11 @@ class Operations(RuleBasedStateMachine):
         for number in set(self.chosen(some)):
             del self.events[number]
 
-    @rule(steps=st.integers(1, 8), at=st.integers(0, 20))
+    @rule(steps=st.integers(1, 8), at=st.integers(0, 60))
     def release(self, steps: int, at: int) -> None:
-        self.device.release(steps, self.device.queues[at] if at < len(self.device.queues) else None)
+        """Of one queue of the device, so that others are behind."""
+        if self.device.queues:
+            self.device.release(steps, self.device.queues[at % len(self.device.queues)])
 
     @rule(some=SOME)
     def ask(self, some: list[int]) -> None:
@@ -154,5 +156,26 @@ def test_order_of_an_operation_is_known_when_a_barrier_completes() -> None:
     device.check()
 
 
-Operations.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+def test_an_operation_with_a_wait_list_comes_after_what_its_queue_waits_for_too() -> None:
+    device, ran = FakeMemoryDevice(), list[str]()
+    ordered = [Queue(device), Queue(device)]
+    queue = Queue(device, "out_of_order")
+    first, second = (
+        each.submit(lambda vendor, name=name: vendor.mark(lambda: ran.append(name)))
+        for each, name in zip(ordered, ("first", "second"), strict=True)
+    )
+    queue.wait_for(first)
+    queue.submit(lambda vendor: vendor.mark(lambda: ran.append("last")), [second])
+    for vendor_queue in device.queues[1:]:
+        device.release(queue=vendor_queue)
+    assert ran == ["second"]
+    device.let_go()
+    assert ran == ["second", "first", "last"]
+    for each in (*ordered, queue):
+        each.close()
+    del first, second
+    device.check()
+
+
+Operations.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestOperations = Operations.TestCase
