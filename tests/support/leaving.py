@@ -33,6 +33,7 @@ FIXED = 0x10
 FIXED_NOREPLACE = 0x100000
 DONTNEED = 4
 MAYMOVE = 1
+DONTUNMAP = 4
 FORKS_EVERY = 100  # cycles
 CHILD_SECONDS = 300
 
@@ -43,6 +44,9 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 libc.mremap.restype = ctypes.c_void_p
+mremap = ctypes.CDLL(None, use_errno=True).mremap  # with a target
+mremap.argtypes = [*libc.mremap.argtypes, ctypes.c_void_p]
+mremap.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
@@ -73,11 +77,18 @@ def moved(ptr: int) -> None:
     assert libc.munmap(there, 64 * SIZE) == 0
 
 
+def emptied(ptr: int) -> None:
+    """The pages are moved, and the mapping stays (Linux 5.7)."""
+    there = mremap(ptr, SIZE, SIZE, MAYMOVE | DONTUNMAP, None)
+    assert there != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    assert libc.munmap(there, SIZE) == 0
+
+
 def discarded(ptr: int) -> None:
     assert libc.madvise(ptr, SIZE, DONTNEED) == 0, os.strerror(ctypes.get_errno())
 
 
-WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, discarded]
+WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, emptied, discarded]
 # Offset and size of what is no longer mapped: another thread's mapping may be there, and must not be touched.
 GIVEN_BACK = {unmapped: (0, SIZE), unmapped_in_part: (mmap.PAGESIZE, mmap.PAGESIZE), moved: (0, SIZE)}
 

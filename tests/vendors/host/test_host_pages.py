@@ -15,7 +15,7 @@ import pytest
 
 import pinning
 from folders import PYTHONPATH
-from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc
+from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc, mremap
 from limits import locked_kib
 from pinning.cli.run import library
 from pinning.map.pinned_map import watch_problem
@@ -26,10 +26,6 @@ COUNT = 4
 SIZE = COUNT * PAGE
 FIXED_NOREPLACE = 0x100000
 MREMAP_FIXED = 2
-
-mremap = ctypes.CDLL(None, use_errno=True).mremap  # with one argument more than in `leaving`
-mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-mremap.restype = ctypes.c_void_p
 
 watched = pytest.mark.skipif(
     watch_problem() is not None, reason=f"the kernel does not tell of memory that leaves: {watch_problem()}"
