@@ -12,13 +12,13 @@ from folders import ROOT
 from standins import abi, libcuda
 from standins.standin import MissingError
 
-PRELOAD = ROOT / "native" / "preload"
+OWN = ROOT / "native/tool/cuda"
 
 
 def test_functions_are_those_of_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = re.findall(r"^int (cu\w+)\(", (PRELOAD / "entry.hpp").read_text(), re.MULTILINE)
+    names = re.findall(r"^int (cu\w+)\(", (OWN / "entry.hpp").read_text(), re.MULTILINE)
     assert len(names) == 26
-    assert sorted(names) == sorted(re.findall(r"SYMBOL\((cu\w+),", (PRELOAD / "symbols.hpp").read_text()))
+    assert sorted(names) == sorted(re.findall(r"SYMBOL\((cu\w+),", (OWN / "symbols.hpp").read_text()))
     first_versions = ("_ptds", "_ptsz", "Address", "BatchAsync")  # and forms that the header does not declare
     declared = [name for name in names if not name.endswith(first_versions)]
     try:
@@ -31,7 +31,7 @@ def test_functions_are_those_of_the_header(tmp_path: Path, monkeypatch: pytest.M
     assert newer == [] or (int(version) < 13020 and {"cuMemcpyWithAttributesAsync"}.issuperset(newer))
     declared = [name for name in declared if name not in newer]
     # Ours are renamed in this program.
-    ours = "\n".join([*(f"#define {name} our_{name}" for name in declared), f'#include "{PRELOAD / "entry.hpp"}"'])
+    ours = "\n".join([*(f"#define {name} our_{name}" for name in declared), f'#include "{OWN / "entry.hpp"}"'])
     ours += "\n" + "\n".join(f"#undef {name}" for name in declared)
     checks = "\n".join(
         f"static_assert(same_function<decltype(&::{name}), decltype(&::our_{name})>);" for name in declared
