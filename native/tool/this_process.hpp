@@ -28,7 +28,7 @@ inline constexpr std::size_t largest_page = 65536;
 
 /// A process begins with all zeros.
 struct alignas(largest_page) ThisProcess {
-  std::atomic<MemoryListener*> listener;
+  std::atomic<MemoryListener*> listener;  // null unless a tool runs that locks memory
   std::atomic<Watcher*> watcher;  // of the maps, if it is informed of calls
   std::atomic<bool> began;  // this process is not a forked child
   std::atomic<bool> copies;  // it has looked up the driver's copy functions, which cuda/ replaces

@@ -237,7 +237,7 @@ def test_memory_that_is_dropped_is_given_back_soon_to_both_devices_that_keep_it(
         pinning.lock(array, device=device).unlock()
     del array, model
     collect()
-    assert all(device.locked for device in devices), "somebody has a view"
+    assert all(device.locked for device in devices), "a view keeps it"
     del view
     gc.collect()
     assert eventually(lambda: not devices[0].locked and not devices[1].locked)

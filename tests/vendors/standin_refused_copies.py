@@ -35,10 +35,6 @@ def batch(dst: int, src: int, queue: pinning.Queue) -> pinning.copies.Copy:
     return pinning.copy_batch_async(dst + starts, src + starts, sizes, queue=queue)
 
 
-def rows(dst: int, src: int, queue: pinning.Queue) -> pinning.copies.Copy:
-    return pinning.copy_2d_async(dst, 4096, src, 4096, 4096, SIZE // 4096, queue=queue)
-
-
 @pytest.mark.parametrize("inwards", [True, False], ids=["to the device", "to the host"])
 @pytest.mark.parametrize("copy", [whole, batch])
 def test_a_refused_copy_leaves_only_its_error(

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string_view>
 
-#include "drain.hpp"
 #include "../output.hpp"
+#include "drain.hpp"
 
 namespace pinning::tool::openmp {
 

@@ -9,11 +9,11 @@
 namespace {
 
 using pinning::tool::Address;
-using pinning::tool::openmp::Device;
 using pinning::tool::Inside;
 using pinning::tool::next_function;
 using pinning::tool::range_of;
 using pinning::tool::say;
+using pinning::tool::openmp::Device;
 using pinning::tool::openmp::Tool;
 
 /// The device, if this library locks for it; otherwise libomptarget is called.

@@ -12,10 +12,10 @@
 #include <ranges>
 #include <utility>
 
-#include "drain.hpp"
 #include "../output.hpp"
 #include "../stacks.hpp"
 #include "../uncancelled.hpp"
+#include "drain.hpp"
 
 namespace pinning::tool::openmp {
 

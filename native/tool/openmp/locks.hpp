@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "devices.hpp"
 #include "../journal.hpp"
-#include "mappings.hpp"
 #include "../policy.hpp"
+#include "devices.hpp"
+#include "mappings.hpp"
 
 namespace pinning::tool::openmp {
 

@@ -3,7 +3,6 @@
 
 #include <fstream>
 
-#include "../hooks.hpp"
 #include "../output.hpp"
 
 namespace pinning::tool::openmp {
