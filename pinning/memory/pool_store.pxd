@@ -7,76 +7,26 @@ from pinning.memory.allocation cimport Allocation
 from pinning.memory.backing cimport Backing
 from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.event cimport Event
-from pinning.queues.order cimport Timeline
+from pinning.queues.order cimport CDependencies
 from pinning.queues.submitter cimport Submitter
 
 
-cdef extern from *:
-    """
-    #include <Python.h>
-    #include <pinning/blocks.hpp>
-
-    // A Python Timeline. The GIL is held; releasing one runs no Python, as it has neither finalizer nor references.
-    class TimelineRef {
-     public:
-      TimelineRef(PyObject* timeline, std::uint64_t const* reached, bool ordered)
-          : timeline_(Py_NewRef(timeline)), reached_(reached), ordered_(ordered) {}
-      TimelineRef(TimelineRef const& other)
-          : timeline_(Py_NewRef(other.timeline_)), reached_(other.reached_), ordered_(other.ordered_) {}
-      TimelineRef& operator=(TimelineRef const& other) {
-        Py_SETREF(timeline_, Py_NewRef(other.timeline_));
-        reached_ = other.reached_;
-        ordered_ = other.ordered_;
-        return *this;
-      }
-      ~TimelineRef() { Py_DECREF(timeline_); }
-      std::uint64_t reached() const noexcept { return *reached_; }
-      bool ordered() const noexcept { return ordered_; }
-      void const* key() const noexcept { return timeline_; }
-      bool operator==(TimelineRef const& other) const noexcept { return timeline_ == other.timeline_; }
-
-     private:
-      PyObject* timeline_;
-      std::uint64_t const* reached_;
-      bool ordered_;
-    };
-
-    static void add(pinning::After<TimelineRef>& after, PyObject* timeline, std::uint64_t const* reached, bool ordered,
-                    std::uint64_t position) {
-      pinning::add(after, {TimelineRef(timeline, reached, ordered), position});
-    }
-    """
-    void add(After& after, object timeline, const uint64_t* reached, cbool ordered, uint64_t position) except +
-
-
 cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
-    cppclass After "pinning::After<TimelineRef>":
-        void swap(After& other) noexcept
-
-    cbool reached(const After& after) noexcept
-    void add_uncovered(After& after, const After& more, const Before& covered) except +
-
-    cppclass Before "pinning::Before<TimelineRef>":
-        Before() except +
-        void add_upto(const void* timeline, uint64_t position) except +
-        void add(const void* timeline, uint64_t position) except +
-        cbool covers(const After& after) noexcept
-
-    cppclass Segment "pinning::Blocks<TimelineRef>::Segment":
+    cppclass Segment "pinning::Blocks::Segment":
         uint64_t base
         uint64_t device_base
         uint64_t length
 
-    cppclass Block "pinning::Blocks<TimelineRef>::Block":
+    cppclass Block "pinning::Blocks::Block":
         Segment* segment
         uint64_t start
         uint64_t size
-        After after
+        CDependencies after
 
-    cppclass Blocks "pinning::Blocks<TimelineRef>":
+    cppclass Blocks:
         Blocks() except +
         Block* add(uint64_t base, uint64_t device_base, uint64_t length) except +
-        Block* take(uint64_t size, const Before& before) except +
+        Block* take(uint64_t size, const CDependencies& before) except +
         void give_back(Block* block) noexcept
         void settle() noexcept
         cbool waits() noexcept
@@ -108,7 +58,7 @@ cdef class Store:
     cdef long generation
 
     cdef int present(self) except -1
-    cdef Block* take(self, size_t place, uint64_t length, const Before& before) except? NULL
+    cdef Block* take(self, size_t place, uint64_t length, const CDependencies& before) except? NULL
     cdef Block* grow(self, size_t place, uint64_t length) except? NULL
     cdef bint has_room(self, uint64_t length) except *
     cdef tuple refused(self, PoolAllocation allocation, Submitter queue, device, uint64_t size, uint64_t length)

@@ -18,7 +18,7 @@ from pinning.memory.backing cimport Backing, device_address
 from pinning.plugin.native cimport CMemoryKind, VendorQueue
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.order cimport Timeline
+from pinning.queues.order cimport CDependencies
 from pinning.queues.submitter cimport Submitter, events_of
 from pinning.runtime.process cimport generation
 
@@ -45,40 +45,6 @@ if TYPE_CHECKING:
 
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
-
-
-
-# ---- what comes after what ----
-
-
-cdef int add_point(After& after, Timeline timeline, uint64_t position) except -1:
-    add(after, timeline, &timeline.reached, timeline.ordered, position)
-    return 0
-
-
-cdef int add_positions(Before& before, dict positions) except -1:
-    """Add what an event or a queue comes after; see `order`."""
-    for key, position in positions.items():
-        if isinstance(key, Timeline):
-            before.add_upto(<void*>key, position)
-        else:
-            before.add(<void*>(<tuple>key)[0], position)
-    return 0
-
-
-cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
-    """Add what the next operation in a queue comes after if it waits for these events."""
-    cdef Lane lane
-    cdef Event event
-    if queue.ordered:
-        lane = queue.lanes[0]
-        before.add_upto(<void*>lane.timeline, lane.submitted)
-    if queue.before:
-        add_positions(before, queue.before)
-    if events or queue.barrier:
-        for event in queue.waited_for(events) + queue.barrier:
-            add_positions(before, event.positions())
-    return 0
 
 
 # ---- what a pool gives out ----
@@ -260,14 +226,14 @@ cdef class Store:
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices
         cdef size_t place = 0
-        cdef Before before
+        cdef CDependencies before
         cdef Event event
         if submitter.device is not devices[0]:
             place = devices.index(self.context.member(submitter.device))
             if self.number == CMemoryKind.host:
                 place = 0
         cdef PoolAllocation allocation = PoolAllocation.__new__(PoolAllocation)
-        add_history(before, submitter, events)
+        submitter.add_history(before, events)
         allocation.blocks = self.places[place]
         allocation.block = self.take(place, length, before)
         if allocation.block is NULL:
@@ -307,15 +273,15 @@ cdef class Store:
                 event = queue.submit(zeroes, events, (allocation,))
             except BaseException:  # it may have been submitted all the same
                 for lane in queue.lanes:
-                    add_point(allocation.block.after, (<Lane>lane).timeline, (<Lane>lane).submitted)
+                    allocation.block.after.add_upto((<Lane>lane).timeline.native, (<Lane>lane).submitted)
                 raise
-            add_point(allocation.block.after, event.timeline, event.position)
+            allocation.block.after.add(event.timeline.native, event.position)
             return event
-        if events or not reached(allocation.block.after):
+        if events or not allocation.block.after.reached():
             return queue.submit(None, events)
         return Event.over(queue)
 
-    cdef Block* take(self, size_t place, uint64_t length, const Before& before) except? NULL:
+    cdef Block* take(self, size_t place, uint64_t length, const CDependencies& before) except? NULL:
         """Take a block that can be used after `before`, if need be of new memory; null if that exceeds the maximum."""
         cdef Block* block
         cdef bint polled = False
@@ -373,15 +339,12 @@ cdef class Store:
     cdef Event take_back(self, Submitter queue, PoolAllocation allocation, tuple events):
         """Free a claimed allocation in the order of a queue; on failure nothing has changed."""
         cdef Event event = queue.submit(None, events)
-        cdef After after
-        cdef Before covered
+        cdef CDependencies after, history
         self.watch(queue)
-        add_point(after, event.timeline, event.position)
-        if event.timeline.ordered:
-            covered.add_upto(<void*>event.timeline, event.position)
-        if not covered.covers(allocation.block.after):
-            add_positions(covered, event.positions())
-            add_uncovered(after, allocation.block.after, covered)
+        after.add(event.timeline.native, event.position)
+        if not after.covers(allocation.block.after):
+            event.add_history(history)
+            after.add_uncovered(allocation.block.after, history)
         allocation.block.after.swap(after)
         self.put(allocation)
         self.release_more()

@@ -12,7 +12,7 @@
 - ``queue``: `Queue`, the public interface to all of this.
 """
 
-from pinning.queues.event import Event, joined
+from pinning.queues.event import Event
 from pinning.queues.order import Dependencies, Timeline, TimelinePoint
 from pinning.queues.pending import uses
 from pinning.queues.queue import Queue, as_queue, default_queue
@@ -25,6 +25,5 @@ __all__ = [
     "TimelinePoint",
     "as_queue",
     "default_queue",
-    "joined",
     "uses",
 ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
 
-from pinning.queues.order cimport Timeline
+from pinning.queues.order cimport CDependencies, SharedDependencies, Timeline
 
 
 cdef class Place:
@@ -22,7 +22,7 @@ cdef class Event:
     cdef Place place
     cdef Timeline timeline
     cdef uint64_t position
-    cdef dict before  # what it comes after in other timelines
+    cdef SharedDependencies before  # what it comes after on other timelines
     cdef readonly object error  # type: BaseException | None
     cdef object traceback
     cdef bint settled
@@ -31,7 +31,7 @@ cdef class Event:
 
     cdef bint known_over(self)
     cdef fail(self, error)
-    cdef dict positions(self)
+    cdef int add_history(self, CDependencies& to) except -1  # all that it comes after, and itself
     cdef bint _ask(self, bint block) except *
     cdef settle(self)
     cdef learn_error(self, bint ask)

@@ -4,8 +4,9 @@
 """Events."""
 
 cimport cython
+from cython.operator cimport dereference
 
-from pinning.queues.order cimport Timeline, TimelinePoint, covers, dependencies_of, key_of, merged, point_at
+from pinning.queues.order cimport CDependencies, Dependencies, Timeline, TimelinePoint, empty, point_at
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -15,11 +16,10 @@ from pinning.runtime.arguments import describe
 from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator
     from typing import Any
 
     from pinning.plugin import VendorEvent
-    from pinning.queues.order import Dependencies
 
 
 @cython.final
@@ -89,28 +89,31 @@ cdef class Event:
     @property
     def history(self) -> Dependencies:
         """All operations that it comes after, and its own."""
-        return dependencies_of(self.positions())
+        cdef Dependencies history = empty()
+        self.add_history(history.native)
+        return history
 
     @property
     def vendor_event(self) -> VendorEvent | None:
         """The vendor's event behind it; None if there is none yet."""
         return None if self.place is None else self.place.vendor_event
 
-    cdef dict positions(self):
+    cdef int add_history(self, CDependencies& to) except -1:
         if self.timeline is None:
-            return {}
-        cdef dict positions = dict(self.before)
-        positions[key_of(self.timeline, self.position)] = self.position
-        return positions
+            return 0
+        if self.before.get() is not NULL:
+            to.add(dereference(self.before))
+        to.add(self.timeline.native, self.position)
+        return 0
 
     cdef bint known_over(self):
-        return self.timeline is None or self.timeline.reached >= self.position
+        return self.timeline is None or dereference(self.timeline.native).reached() >= self.position
 
     def comes_after(self, point: TimelinePoint) -> bool:
         """Whether `point` is this operation, or one that it starts after, or one that is already complete."""
         if not isinstance(point, TimelinePoint):
             raise TypeError(f"point is {describe(point)}; it must be the `point` of an event")
-        return point in dependencies_of(self.positions())
+        return point in self.history
 
     cdef fail(self, error):
         """Make it fail with `error` once it is over. The first error stays."""
@@ -262,12 +265,3 @@ async def _wait_for(Event event):
     begin = monotonic()
     while not event.done():
         await asyncio.sleep(min(0.1 * (monotonic() - begin), 0.01))
-
-
-def joined(events: Iterable[Event]) -> Dependencies:
-    """All that an operation comes after if it waits for these events."""
-    cdef dict positions = {}
-    cdef Event event
-    for event in events:
-        positions = merged(positions, event.positions())
-    return dependencies_of(positions)

@@ -140,6 +140,7 @@ cdef class Lane:
     cdef mark(self)
     cdef blame(self, object error)
     cdef reach(self, uint64_t position)
+    cdef uint64_t over_upto(self) noexcept  # the last operation that is known to be over
 
 
 cdef bint keeps(object kept, object thing)

@@ -12,6 +12,7 @@ from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.weakref cimport PyWeakref_NewRef
+from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from posix.unistd cimport usleep
 
@@ -261,14 +262,16 @@ cdef class Lane:
 
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept:
         """Whether a pending operation, as far as it is known here, may write a range of the host."""
-        return self.writes.meet(self.timeline.reached, start, size)
+        return self.writes.meet(self.over_upto(), start, size)
 
     # ---- how far the vendor is ----
 
     cdef look(self):
         if self.submitted - self.looked >= LOOK_EVERY:
             self.looked = self.submitted
-            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.timeline.ordered) and not self.shared:
+            if not self.poll() and not self.shared and (
+                not self.kept.empty() or self.unsettled or not dereference(self.timeline.native).ordered()
+            ):
                 self.mark()
 
     cdef mark(self):
@@ -322,7 +325,7 @@ cdef class Lane:
         """Poll the vendor, and release what finished work has kept. Returns whether all work is over."""
         check_process(self.generation)
         cdef uint64_t submitted = self.complete
-        if not self.closed and (self.timeline.reached < submitted or not self.kept.empty() or self.unsettled):
+        if not self.closed and (self.over_upto() < submitted or not self.kept.empty() or self.unsettled):
             try:
                 if self.shared:
                     self.read_markers()
@@ -333,7 +336,7 @@ cdef class Lane:
                     self.read_markers()
             except Exception:  # the error is kept until the event or the queue is queried
                 return False
-        return self.timeline.reached >= self.submitted and self.kept.empty()
+        return self.over_upto() >= self.submitted and self.kept.empty()
 
     cdef bint is_over(self) except *:
         """`poll`, and whether what others have submitted is over."""
@@ -376,7 +379,10 @@ cdef class Lane:
     @property
     def reached(self):
         """The last operation that is known to be over, as counted by `count`."""
-        return self.timeline.reached
+        return self.over_upto()
+
+    cdef uint64_t over_upto(self) noexcept:
+        return dereference(self.timeline.native).reached()
 
     @property
     def owner_device(self):
@@ -419,7 +425,7 @@ cdef class Lane:
 
     cdef reach(self, uint64_t position):
         cdef Event event
-        self.timeline.reach(position)
+        dereference(self.timeline.native).reach(position)
         self.writes.reach(position)
         cdef object upto = position
         cdef PyObject* thing
@@ -482,7 +488,7 @@ cdef class Lane:
         self.closing = True
         self.leave(outermost)
         try:
-            if self.silent and self.timeline.reached < self.submitted:
+            if self.silent and self.over_upto() < self.submitted:
                 self.show_end()
             try:
                 self.drain()
@@ -537,6 +543,6 @@ cdef class Lane:
         finally:
             self.leave(outermost)
             if self.closed:
-                if self.adopted and not self.lost and self.timeline.reached < self.submitted:
+                if self.adopted and not self.lost and self.over_upto() < self.submitted:
                     self.kept.clear()  # without releasing it: its owner's stream may still use it
                 self.reach(self.submitted)

@@ -1,12 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr
+
+
+cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
+    cppclass CTimeline "pinning::Timeline":
+        CTimeline(cbool ordered)
+        cbool ordered() noexcept
+        uint64_t reached() noexcept
+        void reach(uint64_t position) noexcept
+
+    ctypedef shared_ptr[CTimeline] SharedTimeline
+
+    cppclass CDependencies "pinning::Dependencies":
+        CDependencies() noexcept
+        void add(const SharedTimeline& timeline, uint64_t position) except +
+        void add_upto(const SharedTimeline& timeline, uint64_t position) except +
+        void add(const CDependencies& more) except +
+        void add_uncovered(const CDependencies& more, const CDependencies& known) except +
+        cbool covers(const CTimeline& timeline, uint64_t position) noexcept
+        cbool covers(const CDependencies& others) noexcept
+        cbool reached() noexcept
+        size_t size() noexcept
+        void swap(CDependencies& other) noexcept
+
+    ctypedef shared_ptr[const CDependencies] SharedDependencies
+
+    SharedDependencies joined(const SharedDependencies& some, const CDependencies& more) except +
 
 
 cdef class Timeline:
-    cdef readonly uint64_t reached
-    cdef readonly bint ordered
-
-    cdef void reach(self, uint64_t position) noexcept
+    cdef SharedTimeline native
 
 
 cdef class TimelinePoint:
@@ -15,13 +40,8 @@ cdef class TimelinePoint:
 
 
 cdef class Dependencies:
-    cdef dict latest
+    cdef CDependencies native
 
 
-# What an operation comes after, as a dict that is not changed once it is shared. The key Timeline stands for all its
-# operations up to the value, a position; the key (Timeline, position) for that operation alone.
-cdef object key_of(Timeline timeline, uint64_t position)
-cdef bint covers(dict latest, Timeline timeline, uint64_t position)
-cdef dict merged(dict one, dict other)
 cdef TimelinePoint point_at(Timeline timeline, uint64_t position)
-cdef Dependencies dependencies_of(dict latest)
+cdef Dependencies empty()  # for the caller to fill

@@ -3,6 +3,7 @@ from libc.stdint cimport uint64_t
 
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane
+from pinning.queues.order cimport CDependencies, SharedDependencies
 
 
 cpdef tuple events_of(object wait_for)  # a wait list, or a single event
@@ -15,8 +16,8 @@ cdef class Submitter:
     cdef bint ordered
     cdef str vendor_name
     cdef list lanes
-    cdef dict before  # in order: what the next operation comes after, in other timelines
-    cdef dict past  # out of order: what any operation so far comes after, in other timelines
+    cdef SharedDependencies before  # in order: what the next operation comes after, on other timelines
+    cdef SharedDependencies past  # out of order: what any operation so far comes after, on other timelines
     cdef tuple barrier  # out of order: what all later operations wait for
     cdef long generation
 
@@ -29,6 +30,8 @@ cdef class Submitter:
     cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1
     # Whether an operation that is submitted now may read these bytes of the host before its turn.
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1
+    # What an operation with this wait list would come after, if it were submitted now.
+    cdef int add_history(self, CDependencies& to, object wait_for) except -1
     cdef tuple waited_for(self, object wait_for, uint64_t capture=*)
     cdef add_to_barrier(self, tuple waits)
     cdef Lane lane_for(self, tuple waits)

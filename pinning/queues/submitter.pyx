@@ -3,12 +3,13 @@
 # cython: language_level=3
 """Which lane an operation goes to, and what it waits for."""
 
+from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 
 from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process
-from pinning.queues.order cimport Timeline, covers, dependencies_of, merged
+from pinning.queues.order cimport CDependencies, Dependencies, SharedDependencies, Timeline, empty, joined
 from pinning.runtime.process cimport generation, keep_for_ever
 
 from contextlib import suppress
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
-    from pinning.queues.order import Dependencies
 
     _E = TypeVar("_E", bound=Event)
     _K = TypeVar("_K")
@@ -37,7 +37,6 @@ cdef enum:
 cdef uint64_t CLOSED = <uint64_t>-1  # VendorQueue::closed_capture
 
 cdef bint ended = False  # whether the program exits: what is left goes with the process
-cdef dict NOTHING = {}
 
 
 def _end():
@@ -76,7 +75,6 @@ cdef class Submitter:
 
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
-        self.before = self.past = NOTHING
         self.barrier = ()
         self.generation = generation()
         self.closed = True  # until __init__ has succeeded
@@ -168,7 +166,8 @@ cdef class Submitter:
         cdef list vendor_waits = NONE
         cdef list foreign_waits = NONE
         cdef tuple waits = ()
-        cdef dict before = self.before
+        cdef SharedDependencies before = self.before
+        cdef CDependencies awaited, passed
         cdef Event wait
         cdef Lane lane
         if type(wait_for) is not tuple and wait_for is not None:
@@ -177,16 +176,18 @@ cdef class Submitter:
             waits = self.waited_for(wait_for)
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
             for wait in waits:
-                before = merged(before, wait.positions())
+                wait.add_history(awaited)
             barrier = self.barrier
             left, over = [], []
             for wait in barrier:
-                before = merged(before, wait.positions())
+                wait.add_history(awaited)
                 (over if wait.known_over() else left).append(wait)
+            before = joined(before, awaited)
             if over and self.barrier is barrier:  # else another thread has added to it
                 self.barrier = tuple(left)
                 for wait in over:  # what it came after is over too, but perhaps not known to be
-                    self.before = merged(self.before, wait.positions())
+                    wait.add_history(passed)
+                self.before = joined(self.before, passed)
         lane = self.lane_for(waits)
         for wait in waits + self.barrier if self.barrier else waits:
             if self.needs_waiting(wait, lane):
@@ -201,11 +202,11 @@ cdef class Submitter:
         event.queue = self
         event.before = before
         lane.put(event, work, vendor_waits, foreign_waits, kept)
-        if before is not NOTHING and before is not self.before:
+        if awaited.size() != 0:
             if self.ordered:
-                self.before = merged(self.before, before)  # not `before` alone: other threads submit meanwhile
+                self.before = joined(self.before, awaited)  # not `before` alone: other threads submit meanwhile
             else:
-                self.past = merged(self.past, before)
+                self.past = joined(self.past, dereference(before))
         lane.look()
         return event
 
@@ -294,7 +295,7 @@ cdef class Submitter:
             return lane
         best = self.lanes[0]
         for lane in self.lanes:
-            if lane.submitted - lane.timeline.reached < best.submitted - best.timeline.reached:
+            if lane.submitted - lane.over_upto() < best.submitted - best.over_upto():
                 best = lane
         return best
 
@@ -302,7 +303,9 @@ cdef class Submitter:
         """Whether the vendor must make the lane wait for the event, because nothing else does."""
         if event.place is None or event.place.lane is lane or event.known_over():
             return False
-        return not (self.ordered and covers(self.before, event.timeline, event.position))
+        if not self.ordered or self.before.get() is NULL:
+            return True
+        return not dereference(self.before).covers(dereference(event.timeline.native), event.position)
 
     def wait_for(self, *events: Event) -> None:
         """Make all later work wait for these. If one fails, later work does not fail with it.
@@ -341,7 +344,9 @@ cdef class Submitter:
         cdef Event event = Event.__new__(Event)
         event.queue = self
         lane.put(event, None, NONE, NONE, ())
-        event.before = {**self.past, lane.timeline: event.position}
+        cdef CDependencies lane_so_far
+        lane_so_far.add_upto(lane.timeline.native, event.position)
+        event.before = joined(self.past, lane_so_far)
         return event
 
     def history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
@@ -352,15 +357,22 @@ cdef class Submitter:
         wait_for : iterable of Event
             The wait list.
         """
-        cdef dict positions = self.before
+        cdef Dependencies history = empty()
+        self.add_history(history.native, wait_for)
+        return history
+
+    cdef int add_history(self, CDependencies& to, object wait_for) except -1:
         cdef Event wait
         cdef Lane lane
-        for wait in self.waited_for(wait_for) + self.barrier:
-            positions = merged(positions, wait.positions())
         if self.ordered:
             lane = self.lanes[0]
-            positions = {**positions, lane.timeline: lane.submitted}
-        return dependencies_of(positions)
+            to.add_upto(lane.timeline.native, lane.submitted)
+        if self.before.get() is not NULL:
+            to.add(dereference(self.before))
+        if wait_for or self.barrier:
+            for wait in self.waited_for(wait_for) + self.barrier:
+                wait.add_history(to)
+        return 0
 
     @property
     def usable(self) -> bool:
