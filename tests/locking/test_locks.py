@@ -186,9 +186,10 @@ def test_coherence_is_a_choice(device: FakeDevice) -> None:
     for wish, got in ((None, True), (True, True), (False, False)):
         with (
             pinning.lock(bytearray(10), device=coarse, coherent=wish) as lock,
+            pinning.lock(bytearray(3 * 4096), device=coarse, coherent=wish, unit=4096) as in_units,
             pinning.locked(bytearray(20), bytearray(30), device=coarse, coherent=wish) as locks,
         ):
-            assert [each.region.coherent for each in (lock, *locks) if each.region] == [got] * 3
+            assert [each.region.coherent for each in (lock, in_units, *locks) if each.region] == [got] * 4
     assert (coarse.locked, coarse.wrong) == ({}, [])
 
 

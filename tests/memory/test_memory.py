@@ -272,12 +272,15 @@ def test_ctrl_c_in_the_vendors_free(fake: FakeMemoryDevice, kind: MemoryKind, fr
     assert fake.vendor_calls.count("free") == 1
 
 
-def test_an_error_in_a_with_block_is_the_one_that_is_raised(fake: FakeMemoryDevice) -> None:
+@pytest.mark.parametrize("user", ["an array", "a lock"])
+def test_an_error_in_a_with_block_is_the_one_that_is_raised(fake: FakeMemoryDevice, user: str) -> None:
     with pytest.raises(ZeroDivisionError), pinning.alloc(100, HOST, device=fake) as memory:
-        array = np.asarray(memory)
-        array[0] = 1 // 0
+        using = np.asarray(memory) if user == "an array" else pinning.lock(memory, device=fake)
+        assert 1 // 0
     assert not memory.freed
-    del array
+    if isinstance(using, pinning.Lock):
+        using.unlock()
+    del using
     memory.free()
 
 
