@@ -28,6 +28,7 @@ from pinning.conformance.faults import eventually
 from pinning.machine.pressure import Pressure
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
+from pinning.plugin import LockLimit
 
 SIZE = 1 << 16
 
@@ -276,6 +277,30 @@ def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:
     device.fail(LockLimitError("no room"))
     with pytest.raises(LockLimitError, match="no room"):
         pinning.lock(wanted, device=device)
+
+
+class LimitedDevice(FakeDevice):
+    """Its vendor lets it lock two sizes."""
+
+    def lock_limit(self) -> LockLimit:
+        return LockLimit("FAKE_LIMIT", 2 * SIZE, sum(self.locked.values()), "ask for more")
+
+
+@pytest.mark.parametrize("over", [0, 1], ids=["as much as there is", "a byte more"])
+def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
+    device = LimitedDevice("fake:limited")
+    pinning.budget(1.0)
+    idle, wanted = [numpy.zeros(SIZE, "u1") for _ in range(2)], numpy.zeros(2 * SIZE + over, "u1")
+    for array in idle:
+        pinning.lock(array, device=device).unlock()
+    if over:
+        with pytest.raises(LockLimitError, match="FAKE_LIMIT"):
+            pinning.lock(wanted, device=device)
+        assert set(device.locked) == {array.ctypes.data for array in idle}
+    else:
+        with pinning.lock(wanted, device=device):
+            assert set(device.locked) == {wanted.ctypes.data}
+    pinning.give_back_idle()
 
 
 def test_a_vendor_that_refuses_to_give_back(device: FakeDevice) -> None:
