@@ -187,14 +187,21 @@ def test_threads_lock_at_once(held: Held) -> None:
 
     def work(index: int) -> None:
         ptr = pages.ptr + 100 + index * each
-        start.wait(30)
-        first = held.lock(ptr, each)
-        held.unlock(ptr)
-        for _ in range(rounds):
-            assert held.lock(ptr, each) == first
-            start.wait(30)  # all are held
+        try:
+            start.wait(30)
+            first = held.lock(ptr, each)
             held.unlock(ptr)
+            for _ in range(rounds):
+                assert held.lock(ptr, each) == first
+                start.wait(30)  # all are held
+                held.unlock(ptr)
+        except BaseException:
+            start.abort()
+            raise
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
+        ends = [pool.submit(work, index) for index in range(8)]
+    failed = [error for end in ends if (error := end.exception()) is not None]
+    for error in sorted(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error  # what broke the barrier, before what the broken barrier made of it
     assert pages.read() == pages.contents
