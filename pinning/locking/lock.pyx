@@ -280,7 +280,7 @@ cdef class Lock(Hold):
         try:
             warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
         finally:
-            self.drop(self.owner)
+            self.drop()
 
     def __dealloc__(self):
         self.ending = True

@@ -944,15 +944,12 @@ cdef class Hold:
         self.unlink()
         return True
 
-    def drop(self, owner: object) -> None:
-        """Give up the lock from a destructor: now, or when the device call that this thread is in has ended.
-
-        `owner`, which owns the memory, is kept alive until then.
-        """
+    def drop(self) -> None:
+        """Give up the lock from a destructor: now, or when the device call that this thread is in has ended."""
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.
         if is_in_device_call():
-            _orphans.append((self, owner))
+            _orphans.append(self)
         else:
             self.give_up()
 
@@ -963,13 +960,13 @@ cdef class Hold:
             self.unlink()
 
 
-_orphans = deque()  # of Holds, each with the owner of its memory
+_orphans = deque()  # of Holds
 
 
 cdef unlock_orphans():
     while not is_in_device_call() and _orphans:
         try:
-            hold, owner = _orphans.popleft()
+            hold = _orphans.popleft()
         except IndexError:  # another thread was quicker
             return
         unlock_orphan(hold)
