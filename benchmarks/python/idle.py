@@ -17,7 +17,6 @@ import numpy
 from rounds import Case, arguments, take_turns
 
 import pinning
-from pinning.copies import costs
 
 MIB, GIB = 1 << 20, 1 << 30
 DEVICE = "cuda:0"
@@ -84,8 +83,6 @@ def cycle(rounds: int, total: int) -> None:
             partial(turn, "locked each time, idle", True, locked),
         ]
         take_turns(rounds, ways)
-        costs.lock_after, costs.lock_from = 1, MIB
-        take_turns(rounds, [partial(turn, "locked by the copies while there is room", False, copied)])
     pinning.budget(1.0, idle=False)
     case.print()
 

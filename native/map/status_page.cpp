@@ -86,7 +86,7 @@ struct Book {
       for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
       if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) {
         for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
-        page->version = 2;
+        page->version = 3;
         process_budget().show();
         page->slot_count = StatusPage::slots;
         page->process = static_cast<std::uint64_t>(getpid());

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 _NAME = "/memfd:pinning-status"
-_MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 2
-_HEAD = struct.Struct("=QIIQq5QQQQ5QQ")
+_MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 3
+_HEAD = struct.Struct("=QIIQq4QQQQ5QQ")
 _NO_LIMIT = 2**64 - 1
 _SLOT = struct.Struct("=QQq23s?48s160s")
 _SLOTS_AT = 256
-PATHS = ("direct", "staged", "lock", "plain", "small")
+PATHS = ("direct", "staged", "plain", "small")
 
 
 class NoStatusError(Exception):

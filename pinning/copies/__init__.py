@@ -8,7 +8,7 @@
 - ``batch``: many copies as one; ``batch_plan.py``: how their parts are copied;
 - `pinning.queues.staging` moves pageable memory through pinned blocks;
 - ``links.py``: large copies, over the links of several devices;
-- ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
+- ``bounce.py``: devices that cannot reach each other.
 """
 
 from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, explain_batch

@@ -10,7 +10,6 @@ from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
 from pinning.copies.plan import CopyPath, Plan, Reason
-from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native
 from pinning.errors import VendorError
 from pinning.locking.devices import pinned_map
@@ -30,7 +29,6 @@ def copy_planned(
     wait_for: Iterable[Event],
     early: bool,
     in_turn: bool,
-    buffer: object,
 ) -> Copy:
     """Submit a copy that is more than one vendor call.
 
@@ -40,11 +38,9 @@ def copy_planned(
         Whether the source may be read before the copy's turn.
     in_turn : bool
         Whether it must not, because pending work may write it.
-    buffer : object
-        The buffer of the host's end, which may be locked if it is copied often.
     """
     host = to if to.device is None else origin
-    attempt = partial(_copy_planned, to, origin, size, queue, wait_for, early, in_turn, buffer)
+    attempt = partial(_copy_planned, to, origin, size, queue, wait_for, early, in_turn)
     return resubmitted(attempt, queue.device, lambda: (host.ptr, size))
 
 
@@ -70,22 +66,10 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
 
 
 def _copy_planned(
-    to: End,
-    origin: End,
-    size: int,
-    queue: Queue,
-    wait_for: Iterable[Event],
-    early: bool,
-    in_turn: bool,
-    buffer: object,
+    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, in_turn: bool
 ) -> Copy:
     work = plan_copy(to, origin, size, queue, early, in_turn)
     plan = work.plan()
-    if plan.to_device is not None and plan.path in (CopyPath.STAGED, CopyPath.PLAIN):
-        host = origin.ptr if plan.to_device else to.ptr
-        if lock_if_repeated(buffer, host, size, queue.device):
-            work = plan_copy(to, origin, size, queue, early, in_turn)
-            plan = work.plan().as_locked()
     if plan.reason_code is Reason.NOT_CONNECTED:
         assert to.device is not None
         assert origin.device is not None

@@ -49,12 +49,6 @@ class Costs:
     kernel_from_items, kernel_to_bytes : int
         In a batch of at least that many items, a kernel of the device, if it has one, moves those of at most that many
         bytes. A launch takes 4 us, and the copy engines move larger items faster.
-    lock_after : int or None
-        The copy, counted from 1, at which a pageable range of at least `lock_from` bytes is locked, until the array it
-        belongs to is collected. None, the default: never, because another library's copy that reaches beyond a locked
-        range fails.
-    lock_from : int
-        Bytes.
     links : {"own", "idle"} or devices
         As in `pinning.Queue`, for all queues that are made without it; of devices that are named here, each queue uses
         those other than its own.
@@ -71,8 +65,6 @@ class Costs:
     huge_from: int = _DEFAULT["huge_from"]
     kernel_from_items: int = _DEFAULT["kernel_from_items"]
     kernel_to_bytes: int = _DEFAULT["kernel_to_bytes"]
-    lock_after: int | None = None
-    lock_from: int = 16 * MIB
     links: Links = "own"
 
     def stages(self, size: int, to_device: bool) -> bool:
@@ -83,11 +75,6 @@ class Costs:
     def stage_from(self, to_device: bool) -> int:
         """Bytes of pageable memory from which a copy in that direction is staged."""
         return self.stage_to_device if to_device else self.stage_to_host
-
-    def least_worth_a_look(self, to_device: bool) -> int:
-        """Bytes of pageable memory from which any other path than the vendor's own copy is considered."""
-        least = self.stage_from(to_device)
-        return least if self.lock_after is None else min(least, self.lock_from)
 
 
 costs = Costs()

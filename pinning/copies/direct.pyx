@@ -136,7 +136,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     if work is not None and not in_turn and submitted_plain(copy, work, submitter, wait_for):
         return copy
     early = early or not written and not submitter.is_shared()
-    return copy_planned(to, origin, size, submitter, wait_for, early, in_turn, src if origin.device is None else dst)
+    return copy_planned(to, origin, size, submitter, wait_for, early, in_turn)
 
 
 def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
@@ -254,7 +254,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
         return direct_copy(to, origin, size, hold)
     if map.map.any_invalidated():
         return None
-    if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
+    if size >= <uint64_t>costs.stage_from(host is origin) or overlaps(map, host.ptr, size):
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)
     work = direct_copy(to, origin, size, None)

@@ -17,7 +17,6 @@ class CopyPath(StrEnum):
 
     DIRECT = "direct"  #: the device copies them itself, while the host goes on
     STAGED = "staged"  #: threads move them through pinned blocks, while the host goes on
-    LOCK = "lock"  #: as direct, once the range has been locked for good
     PLAIN = "plain"  #: the vendor's own copy of pageable memory, for which the caller waits
 
 
@@ -33,7 +32,6 @@ class Reason(StrEnum):
     NO_VALUES = "no values"  #: pageable, and the queue cannot wait for values, so it cannot stage
     ONE_THREAD = "one thread"  #: pageable, and so few threads stage no faster than the vendor copies
     IN_HOST = "in host"  #: both ends are the host's
-    REPEATED = "repeated"  #: copied often, and now locked for good
     KERNEL = "kernel"  #: of a batch: a kernel of the device moves them
     ENGINES = "engines"  #: of a batch: the copy engines move them
     PAGEABLE = "pageable"  #: of a batch: threads gather or scatter them
@@ -81,11 +79,6 @@ class Plan:
         """Whether the device alone moves all bytes."""
         return all(step.path is CopyPath.DIRECT for step in self.steps)
 
-    def as_locked(self) -> Plan:
-        """The same copy of a range that has just been locked for good."""
-        reason = "the host's memory is copied often and now locked for good"
-        return replace(self, path=CopyPath.LOCK, reason=reason, reason_code=Reason.REPEATED)
-
     def as_refused(self, refusal: str) -> Plan:
         """The same copy if there is no pinned memory to stage through."""
         plain = {CopyPath.STAGED: CopyPath.PLAIN}
@@ -101,7 +94,7 @@ class Plan:
         return "\n".join([head, *(f"  {step.path:6}  {step.size:>14} bytes at {step.dst:#x}" for step in self.steps)])
 
 
-_SLOWEST_FIRST = (CopyPath.PLAIN, CopyPath.STAGED, CopyPath.LOCK, CopyPath.DIRECT)
+_SLOWEST_FIRST = (CopyPath.PLAIN, CopyPath.STAGED, CopyPath.DIRECT)
 
 
 def slowest(paths: Iterable[CopyPath]) -> CopyPath:

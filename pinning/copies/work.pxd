@@ -67,7 +67,7 @@ cdef class Copy(Event):
 
 
 cdef enum Way:  # in the order of `CopyPath`
-    way_direct, way_staged, way_lock, way_plain
+    way_direct, way_staged, way_plain
 
 cdef void count_bytes(Way way, uint64_t size) noexcept nogil
 

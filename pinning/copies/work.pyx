@@ -43,7 +43,7 @@ cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
         uint64_t add "fetch_add" (uint64_t, int order) noexcept
         uint64_t load() noexcept
     cppclass StatusPage:
-        Counter moved[5]
+        Counter moved[4]
         Counter by_peers
     StatusPage& status_page() noexcept
 
@@ -78,7 +78,7 @@ cdef class Copy(Event):
     Attributes
     ----------
     path : CopyPath
-        ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
+        ``"direct"``, ``"staged"`` or ``"plain"``.
     reason : str
         Why.
     """
@@ -186,7 +186,7 @@ cdef class RangeCopy(NativeCopy):
         request.dst, request.src, request.size = to.ptr, origin.ptr, size
         request.early, request.in_turn = early, in_turn
         request.direction = direction_between(to, origin)
-        request.ask_from = costs.least_worth_a_look(request.to_device())
+        request.ask_from = costs.stage_from(request.to_device())
         self.map, self.staging = map_of(device), staging_of(device)
         self.to, self.origin, self.owners = to, origin, (to.owner, origin.owner)
         self.written, self.written_size = to.ptr, size

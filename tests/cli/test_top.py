@@ -132,14 +132,14 @@ def test_batches_are_counted_by_path(program: Program) -> None:
     program("pinning.copy_batch([there, other], [array[:1000], array[:500]], [1000, 500])")
     program("pinning.copy_blocks(other, [0, 1, 2], array[:8192], [2, 1, 0], 100)")
     # Threads copy between two arrays of the host.
-    assert seen(program.pid)["moved"] == {"direct": 1000, "staged": 800, "lock": 0, "plain": 0, "small": 0}
+    assert seen(program.pid)["moved"] == {"direct": 1000, "staged": 800, "plain": 0, "small": 0}
 
 
 def test_files_are_counted(program: Program, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(700_000))
     program("there = pinning.alloc(700_000, device='host'); held.append(pinning.lock(array[:100], device='host'))")
     program(f"pinning.copy_file(there, {str(tmp_path / 'file')!r}).wait()")
-    assert seen(program.pid)["moved"] == {"direct": 0, "staged": 700_000, "lock": 0, "plain": 0, "small": 0}
+    assert seen(program.pid)["moved"] == {"direct": 0, "staged": 700_000, "plain": 0, "small": 0}
 
 
 def test_what_went_over_peers_links_is_shown(program: Program) -> None:

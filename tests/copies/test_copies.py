@@ -308,26 +308,6 @@ def test_the_reason_names_the_part_that_is_too_small(device: FakeMemoryDevice, q
         assert plan.reason_code is Reason.SMALL
 
 
-def test_a_range_that_is_copied_often_is_locked_until_its_array_goes(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(costs, "lock_after", 3)
-    monkeypatch.setattr(costs, "lock_from", MIB)
-    array = noise(SIZE)
-    with pinning.alloc(SIZE, device=device) as there:
-        paths = []
-        for _ in range(4):
-            copy = pinning.copy_async(there, array[:], queue=queue)  # a view that is dropped at once
-            run(device, copy.done)
-            paths.append(str(copy.path))
-        assert paths == ["staged", "staged", "lock", "direct"]
-        assert (bytes_of(there) == array).all()
-        assert len(pinning.regions(device)) == 1
-        del array, copy
-        gc.collect()
-        run(device, lambda: pinning.regions(device) == [])
-
-
 # ---- order and life ----
 
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-import mmap
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -532,66 +531,6 @@ def test_a_lock_that_goes_while_a_copy_is_planned(
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, array, queue=queue).path == "plain"
         assert bytes_at(there.ptr, SIZE) == array.tobytes()
-
-
-# ---- what is locked for good ----
-
-
-def test_permanent_lock_is_released_by_its_own_lock(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(costs, "lock_after", 1)
-    monkeypatch.setattr(costs, "lock_from", SIZE)
-    on = pinning.pinned_map(device)
-    array = noise(SIZE)
-    address = int(array.ctypes.data)
-    with pinning.alloc(SIZE, device=device) as there:
-        assert pinning.copy(there, array, queue=queue).path == "lock"
-        queue.synchronize()
-        on.unlock(address)  # other code releases a lock that it has not taken, then takes its own
-        on.lock(address, SIZE)
-        del array
-        gc.collect()
-        queue.synchronize()
-        assert on.find(address) is not None
-    on.unlock(address)
-
-
-def test_ctrl_c_does_not_keep_what_was_locked_for_good(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        if Path(frame.f_code.co_filename).name in ("repeats.py", "weakref.py"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(costs, "lock_after", 1)
-    monkeypatch.setattr(costs, "lock_from", SIZE)
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    array = noise(SIZE)
-    with pinning.alloc(SIZE, device=device) as there:
-        assert pinning.copy(there, array, queue=queue).path == "lock"
-        queue.synchronize()
-        gc.collect()
-        sys.settrace(interrupt)  # in any Python code that ends the lock
-        try:
-            del array
-        finally:
-            sys.settrace(None)
-        assert device.locked == {}
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: mmap.mmap(-1, SIZE), lambda: memoryview(bytearray(SIZE)), lambda: bytearray(SIZE)]
-)
-def test_owners_that_can_free_early_are_not_locked_permanently(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
-) -> None:
-    monkeypatch.setattr(costs, "lock_after", 1)
-    monkeypatch.setattr(costs, "lock_from", SIZE)
-    memory = make()
-    with pinning.alloc(SIZE, device=device) as there:
-        assert pinning.copy(there, memory, queue=queue).path == "plain"
-        assert device.locked == {}
 
 
 # ---- references to Python objects ----

@@ -27,7 +27,7 @@ TODAY = int(time.time()) // 86400
 TIMEOUT = 600.0  # seconds; a program gives up by itself after two minutes without progress
 ENOUGH = 3  # programs that fail
 
-NOT_ON_THE_HOST = ["copy_staged", "copy_often", "copy_over_links", "batch", "copy_file", "save_and_load"]
+NOT_ON_THE_HOST = ["copy_staged", "copy_over_links", "batch", "copy_file", "save_and_load"]
 
 Environment = dict[str, str]
 failed: list[str] = []

@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,27 +169,6 @@ def copy_staged(given: Given) -> None:
     given[0].free()
 
 
-@contextmanager
-def with_costs(**fields: int) -> Iterator[None]:
-    before = {name: getattr(pinning.copies.costs, name) for name in fields}
-    try:
-        for name, value in fields.items():
-            setattr(pinning.copies.costs, name, value)
-        yield
-    finally:
-        for name, was in before.items():
-            setattr(pinning.copies.costs, name, was)
-
-
-def copy_often(given: Given) -> None:
-    source = numpy.zeros(SIZE, "u1")  # locked until it is freed
-    given.append(pinning.alloc(SIZE, device=DEVICE))
-    with with_costs(lock_after=2, lock_from=SIZE):
-        for _ in range(3):
-            pinning.copy(given[0], source)
-    given[0].free()
-
-
 def copy_over_links(given: Given) -> None:
     """To the device in rounds, and back all at once; the memory is kept, because it takes long to make."""
     size = SIZE if DEVICE == "host:0" else 72 << 20
@@ -310,7 +289,6 @@ SCENARIOS: dict[str, Scenario] = {
     "copy": copy,
     "copy_locked": copy_locked,
     "copy_staged": copy_staged,
-    "copy_often": copy_often,
     "copy_over_links": copy_over_links,
     "copy_2d": copy_2d,
     "batch": batch,

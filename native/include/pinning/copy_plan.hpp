@@ -25,7 +25,6 @@ enum class Reason : std::uint8_t {
   no_values,      // pageable, and the queue cannot wait for values, so it cannot stage
   one_thread,     // pageable, and so few threads stage no faster than the vendor copies
   in_host,        // both ends are the host's
-  repeated,       // copied often, and now locked for good
   kernel,         // of a batch: a kernel of the device moves them
   engines,        // of a batch: the copy engines move them
   pageable,       // of a batch: threads gather or scatter them

@@ -248,7 +248,7 @@ PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_regio
 typedef enum pinning_path PINNING_ENUM {
   PINNING_PATH_DIRECT = 0, /* the device copies them itself, while the host continues */
   PINNING_PATH_STAGED = 1, /* threads move them through pinned blocks, while the host continues */
-  PINNING_PATH_PLAIN = 3   /* the vendor's own copy of pageable memory, for which the caller waits */
+  PINNING_PATH_PLAIN = 2   /* the vendor's own copy of pageable memory, for which the caller waits */
 } pinning_path;
 
 /* Why they take their path. */
@@ -260,10 +260,10 @@ typedef enum pinning_reason PINNING_ENUM {
   PINNING_REASON_NO_VALUES = 6,  /* pageable, and the vendor's queue cannot wait for values, so it cannot stage */
   PINNING_REASON_ONE_THREAD = 7, /* pageable, and so few threads stage no faster than the vendor copies */
   PINNING_REASON_IN_HOST = 8,    /* both ends are the host's */
-  PINNING_REASON_KERNEL = 10,    /* of a batch: a kernel of the device moves some of it */
-  PINNING_REASON_ENGINES = 11,   /* of a batch: the copy engines move it */
-  PINNING_REASON_PAGEABLE = 12,  /* of a batch: threads gather or scatter some of it */
-  PINNING_REASON_NO_ROOM = 13    /* worth staging, but there was no pinned memory for it */
+  PINNING_REASON_KERNEL = 9,     /* of a batch: a kernel of the device moves some of it */
+  PINNING_REASON_ENGINES = 10,   /* of a batch: the copy engines move it */
+  PINNING_REASON_PAGEABLE = 11,  /* of a batch: threads gather or scatter some of it */
+  PINNING_REASON_NO_ROOM = 12    /* worth staging, but there was no pinned memory for it */
 } pinning_reason;
 
 /*

@@ -18,7 +18,7 @@ namespace pinning {
 /// pinning/cli/status.py reads it by these offsets.
 struct StatusPage {
   static constexpr std::uint64_t the_magic = 0x0031'4e49'5049'4e50;  // "PNIPIN1"
-  static constexpr std::uint32_t slots = 4096, paths = 5;
+  static constexpr std::uint32_t slots = 4096, paths = 4;
 
   struct Slot {
     std::atomic<std::uint64_t> start;  // 0: empty
@@ -35,21 +35,21 @@ struct StatusPage {
   std::uint32_t version, slot_count;
   std::uint64_t process;
   std::int64_t begun;                       // nanoseconds since 1970
-  std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain, small
+  std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, plain, small
   std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; vendor locks so far; locks without a slot
   Budget::Shown budget;                                // of the process
   std::atomic<std::uint64_t> by_peers;  // bytes of `moved` that went over the links of peers
-  std::uint64_t reserved[14];
+  std::uint64_t reserved[15];
   Slot slot[slots];
 };
-static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 96 && offsetof(StatusPage, slot) == 256);
+static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 88 && offsetof(StatusPage, slot) == 256);
 
 /// The page of this process. It is in private memory until the first lock or `show_status`.
 PINNING_API StatusPage& status_page() noexcept;
 PINNING_API void show_status() noexcept;
 
 /// How bytes are copied, in the order of `moved`.
-enum class CopyPath : std::uint8_t { direct, staged, lock, plain, small };  // small: the driver's copy too
+enum class CopyPath : std::uint8_t { direct, staged, plain, small };  // small: the driver's copy too
 
 inline void count_moved(CopyPath path, std::uint64_t size) noexcept {
   status_page().moved[static_cast<int>(path)].fetch_add(size, std::memory_order_relaxed);
