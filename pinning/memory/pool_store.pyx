@@ -341,11 +341,11 @@ cdef class Store:
         cdef Event event = queue.submit(None, events)
         cdef CDependencies after, history
         self.watch(queue)
-        after.add(event.timeline.native, event.position)
-        if not after.covers(allocation.block.after):
+        if not allocation.block.after.replace(event.timeline.native, event.position):
+            after.add(event.timeline.native, event.position)
             event.add_history(history)
             after.add_uncovered(allocation.block.after, history)
-        allocation.block.after.swap(after)
+            allocation.block.after.swap(after)
         self.put(allocation)
         self.release_more()
         return event

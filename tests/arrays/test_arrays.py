@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import random
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pinning
+from exchange_tensors import DLTensor
 from fake_device import Background
 from fake_memory import FakeMemoryDevice
 from folders import ROOT
@@ -961,6 +963,25 @@ def test_dlpack_is_read_once_and_freed_once() -> None:
     del there
     gc.collect()
     assert alive() is None
+
+
+def test_elements_of_several_lanes_are_refused() -> None:
+    """Of another length than the type says: arrays have no dtype for them."""
+    pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+
+    class Vectors:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self, **_: Any) -> object:
+            capsule = numbers(4).__dlpack__()
+            DLTensor.from_address(pointer_of(capsule, b"dltensor")).lanes = 4
+            return capsule
+
+    with pytest.raises(PinningError, match="4 lanes"):
+        arrays.as_device_array(Vectors(), device=HOST)
 
 
 def test_dlpack_refuses_what_it_has_not() -> None:

@@ -24,5 +24,6 @@ def program(text: str) -> subprocess.CompletedProcess[str]:
     """Run a program that has pinning and `Queue`, and can import what tests can, until its process ends."""
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
     prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
-    command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]
+    quiet = "ignore:This process:DeprecationWarning"  # of a fork beside threads, from Python 3.12 on
+    command = [sys.executable, "-X", "dev", "-W", quiet, "-c", prelude + textwrap.dedent(text)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

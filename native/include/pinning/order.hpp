@@ -60,6 +60,21 @@ class Dependencies {
     return std::all_of(others.entries_.begin(), others.entries_.end(), [&](Entry const& each) { return covers(each); });
   }
 
+  /// Replace everything by an operation that its own timeline puts after all of it; false, without a change, if that
+  /// does not.
+  bool replace(SharedTimeline const& timeline, std::uint64_t position) {
+    auto const is_before = [&](Entry const& each) {
+      return each.reached() || (each.timeline == timeline && each.position <= position);
+    };
+    if (!timeline->ordered() || !std::all_of(entries_.begin(), entries_.end(), is_before)) return false;
+    if (entries_.size() == 1 && entries_.front().timeline == timeline) {
+      entries_.front().position = position;
+    } else {
+      entries_.assign(1, {timeline, position, true});
+    }
+    return true;
+  }
+
   /// Whether all of it is over.
   bool reached() const noexcept {
     return std::all_of(entries_.begin(), entries_.end(), [](Entry const& each) { return each.reached(); });

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,51 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
         stream.synchronize()
         assert there.__cuda_array_interface__["stream"] is None
         assert (here == numbers(100)).all()
+
+
+def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(standin: StandIn) -> None:
+    with arrays.stream("cuda") as stream:
+        there, zeros = arrays.to_device(numbers(100)), arrays.pinned_array(100, numpy.float32)
+        zeros[:] = 0
+        held: list[HeldQueue] = []
+        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
+        try:
+            there.copy_to_device(zeros, stream=stream)
+            pending = stream.record()
+
+            class Theirs:
+                __cuda_array_interface__ = {**there.__cuda_array_interface__, "stream": stream.handle}
+
+            assert not pending.done()
+            threading.Timer(0.2, held[0].release).start()
+            theirs = arrays.as_device_array(Theirs())
+            assert pending.done()
+        finally:
+            held[0].release()
+        assert not theirs.copy_to_host().any()
+
+
+def test_the_stream_that_is_told_comes_after_the_work_in_all(standin: StandIn) -> None:
+    with arrays.stream("cuda") as one, arrays.stream("cuda") as other:
+        there = arrays.to_device(numbers(100))
+        here = arrays.pinned_array_like(there)
+        held: list[HeldQueue] = []
+        for stream in (one, other):
+            stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
+        try:
+            copies = []
+            for stream in (one, other):
+                there.copy_to_host(here, stream=stream)
+                copies.append(stream.record())
+            first = [one.handle, other.handle].index(there.__cuda_array_interface__["stream"])
+            after = (one, other)[first].record()
+            held[first].release()
+            copies[first].wait()
+            assert not after.done()
+        finally:
+            for each in held:
+                each.release()
+        after.wait()
 
 
 def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:
