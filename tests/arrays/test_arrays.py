@@ -767,6 +767,8 @@ def test_pinned_nested_and_overlapping(far: FarDevice) -> None:
     assert regions() == []
     with arrays.pinned(array[:600], array[400:], array[:0], device=far):
         assert regions() == [(0, 1000)]  # one lock, so that any library can copy each of them
+    with arrays.pinned(array, array[10:20], device=far):
+        assert regions() == [(0, 1000)]
     with arrays.pinned(array[:100], array[200:300], device=far):
         assert regions() == [(0, 100), (200, 100)]
         with arrays.pinned(array[50:250], array[290:400], device=far) as locks:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -105,13 +106,10 @@ def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(stan
         try:
             there.copy_to_device(zeros, stream=stream)
             pending = stream.record()
-
-            class Theirs:
-                __cuda_array_interface__ = {**there.__cuda_array_interface__, "stream": stream.handle}
-
+            interface = {**there.__cuda_array_interface__, "stream": stream.handle}
             assert not pending.done()
             threading.Timer(0.2, held[0].release).start()
-            theirs = arrays.as_device_array(Theirs())
+            theirs = arrays.as_device_array(SimpleNamespace(__cuda_array_interface__=interface))
             assert pending.done()
         finally:
             held[0].release()
