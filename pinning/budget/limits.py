@@ -77,10 +77,10 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         An invalid limit or number of bytes.
     """
     global _chosen
-    now, _, _, _, most_idle = _cache.figures()
+    now, *_ = _cache.figures()
+    most_idle = _cache.NO_LIMIT
     if limit is not None:
         chosen = _choice(limit)
-        most_idle = _cache.NO_LIMIT
     if idle is not None:
         most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
     if limit is not None:
