@@ -483,3 +483,22 @@ def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(see
 def test_a_queue_is_a_queue_already() -> None:
     with Queue(HOST) as queue:
         assert Queue.adopt(queue) is queue
+
+
+def test_a_wait_for_all_work_does_not_wait_for_later_work() -> None:
+    with Queue("host") as queue:
+        for attempt in range(10):
+            earlier, later = threading.Event(), threading.Event()
+            queue.call(earlier.wait)
+            waiting = Background(queue.synchronize)
+            waiting.join(0.1 * (attempt + 1))  # it waits by then; if not, the next attempt gives it longer
+            queue.call(later.wait)
+            waiting.join(0.3)  # longer than it sleeps without looking for signals
+            earlier.set()
+            waiting.join(1)
+            returned = not waiting.is_alive()
+            later.set()
+            waiting.result()
+            if returned:
+                return
+    pytest.fail("it has waited for work that was submitted after its call")
