@@ -331,6 +331,19 @@ def test_a_vendor_that_refuses_to_give_back(device: FakeDevice) -> None:
     assert pinning.give_back_idle() == 0
 
 
+def test_what_a_vendor_gave_back_in_part_is_idle_in_part(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    before, array = pinning.budget(), numpy.zeros(4 * SIZE, "u1")
+    pinning.lock(array, device=device, piece=SIZE).unlock()
+    device.fail(VendorError("fakeUnlock", 1, "FAKE"), 1)  # the second of four
+    with pytest.raises(VendorError, match="fakeUnlock"):
+        pinning.give_back_idle()
+    now = pinning.budget()
+    assert now.used - before.used == now.idle == sum(device.locked.values()) == 3 * SIZE
+    assert pinning.give_back_idle() == 3 * SIZE
+    assert pinning.budget() == before
+
+
 def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     pinning.budget(1.0)
     array = numpy.zeros(SIZE, "u1")

@@ -271,7 +271,10 @@ def test_shards(tmp_path: Path) -> None:
     twice = tmp_path / "below" / ".." / "1.safetensors"
     assert load([both[0], both[0], twice]).keys() == {"a", "a.more"}
     assert load([index(tmp_path / "below", {"b": "2.safetensors"}), both[1]]).keys() == {"b", "b.more"}
-    (tmp_path / "below" / "model.safetensors.index.json").unlink()
+    indexes = [index(tmp_path, {"b": "below/2.safetensors"}), index(tmp_path / "below", {"b.more": "2.safetensors"})]
+    assert load(indexes).keys() == load(indexes[::-1]).keys() == {"b", "b.more"}
+    for each in indexes:
+        each.unlink()
     with pytest.raises(pinning.FileFormatError, match="in both"):
         shard(tmp_path / "3.safetensors", "a", 3)
         load(tmp_path)

@@ -114,6 +114,11 @@ class TestBufferProtocol:
             with pytest.raises(InvalidRangeError, match="empty"):
                 host_buffer(view)
 
+    def test_columns_with_gaps(self) -> None:
+        rows = np.zeros((10, 8), "f8", order="F")[:5]
+        assert span_of(host_buffer(rows)) == byte_bounds(rows)
+        assert not host_buffer(rows).contiguous
+
     def test_strided_memoryview(self) -> None:
         data = bytearray(range(10))
         whole = host_buffer(data)

@@ -139,6 +139,21 @@ def test_the_stream_that_is_told_comes_after_the_work_in_all(standin: StandIn) -
         after.wait()
 
 
+def test_what_a_copy_in_a_stream_reads_is_not_overwritten_before(standin: StandIn) -> None:
+    with arrays.stream("cuda") as stream:
+        source, to = arrays.to_device(numbers(100)), arrays.device_array(100, numpy.float32)
+        held: list[HeldQueue] = []
+        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
+        try:
+            to.copy_to_device(source, stream=stream)
+            threading.Timer(0.2, held[0].release).start()
+            source.copy_to_device(numpy.zeros(100, numpy.float32))
+        finally:
+            held[0].release()
+        assert (to.copy_to_host() == numbers(100)).all()
+        assert not source.copy_to_host().any()
+
+
 def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:
     there = arrays.to_device(numbers(3, 4), device="cuda:1")
     assert there.__dlpack_device__() == (2, 1)

@@ -224,6 +224,7 @@ def test_mapped_and_managed_arrays(library: Library) -> None:
 
 def test_pinned_arrays_are_pinned_for_torch() -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    torch.cuda.init()  # before that, torch takes no memory for pinned
     array = arrays.pinned_array(MIB, "f4")
     array[:] = 1
     tensor = torch.from_numpy(array)
