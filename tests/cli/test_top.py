@@ -178,3 +178,74 @@ def test_the_budget_and_what_is_idle(program: Program) -> None:
     program("held.append(pinning.lock(one, device='host')); pinning.lock(other, device='host').unlock()")
     beside = [each["idle"] for each in seen(program.pid)["ranges"] if each["size"] == 4096]
     assert sorted(beside) == [False, False, True], "neighbours, of which one is locked, are two ranges"
+
+
+def test_a_child_of_fork_has_a_page_of_its_own(program: Program) -> None:
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    program("import time; os.fork() or time.sleep(600)")
+    child = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text())
+    try:
+        assert seen(program.pid)["locked"] == 100
+        done = top(child, "--json")
+        assert done.returncode == 1 and "has locked nothing" in json.loads(done.stdout)["error"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_what_people_see(program: Program) -> None:
+    program("held.append(pinning.lock(memory, device='host'))")
+    one = top(program.pid, "--once").stdout
+    assert str(program.pid) in one and "mmap.mmap" in one and "32 KiB" in one and "direct" in one
+    assert str(program.pid) in top("--once").stdout
+    assert program.pid in [each["pid"] for each in json.loads(top("--json").stdout)["processes"]]
+
+
+def test_what_cannot_be_seen_is_said_in_a_line() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    done = top(gone.pid)
+    assert done.returncode == 1 and f"there is no process {gone.pid}" in done.stderr
+    with started(PINNING_STATUS="0") as program:
+        program("held.append(pinning.lock(array[:100], device='host'))")
+        done = top(program.pid, "--once")
+        assert done.returncode == 1 and "PINNING_STATUS=0" in " ".join(done.stderr.split())
+
+
+def test_figures_are_whole_in_80_columns(program: Program) -> None:
+    needs_room_to_lock(1200 << 10)
+    program("class AnOwnerWithAVeryLongNameThatLeavesNoRoom(mmap.mmap): pass")
+    program("other = AnOwnerWithAVeryLongNameThatLeavesNoRoom(-1, 1200 << 10)")
+    program("held.append(pinning.lock(other, device='host', piece=4096))")
+    shown = top(program.pid, "--once", columns=80).stdout
+    assert re.search(r"^host:0 +0x[0-9a-f]{8,} +1\.2 MiB +300 +locked +\d+ s +AnOwner", shown, re.MULTILINE), shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(rf"^ *{program.pid} +1\.2 MiB ", top("--once", columns=80).stdout, re.MULTILINE)
+
+
+def test_q_quits(program: Program) -> None:
+    program("[held.append(pinning.lock(array[i * 4096 :][:4096], device='host', piece=4096)) for i in range(8)]")
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(TOP[0], [*TOP, str(program.pid)], {**os.environ, "COLUMNS": "80", "LINES": "16", "TERM": "xterm"})
+    try:
+        shown = b""
+        while b"q quits" not in shown:  # in the last line of the terminal, though the ranges have no room above it
+            shown += os.read(terminal, 1 << 16)
+        os.write(terminal, b"q")
+        with suppress(OSError):  # the terminal ends with its last process
+            while os.read(terminal, 1 << 16):
+                pass
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
+def test_root_is_told_why_it_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> Iterator[Path]:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    for user, reason in ((0, "CAP_SYS_PTRACE"), (1000, "or as root")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(NoStatusError, match=reason):
+            status_of(1)
