@@ -397,10 +397,13 @@ def test_nothing_and_nowhere_cannot_be_locked(standin: StandIn, memory: Memory) 
     assert standin.calls("cuMemHostRegister") == []
 
 
-def test_the_programs_own_lock_survives_a_transfer_that_crosses_it(standin: StandIn, memory: Memory) -> None:
-    tool.llvm_omp_target_lock_mem(at(memory, 1), 2 * PAGE, 0)
+def test_the_programs_own_locks_survive_a_transfer_that_crosses_them(standin: StandIn, memory: Memory) -> None:
+    for _ in range(2):
+        tool.llvm_omp_target_lock_mem(at(memory, 1), 2 * PAGE, 0)
     with runtime.to_device(at(memory, 2), 4 * PAGE):
         assert locked(standin, memory) == {(1, 5)}
+    tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)
+    assert locked(standin, memory) == {(1, 5)}, "one of two"
     tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)
     assert locked(standin, memory) == set()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -152,6 +153,23 @@ def test_what_a_copy_in_a_stream_reads_is_not_overwritten_before(standin: StandI
             held[0].release()
         assert (to.copy_to_host() == numbers(100)).all()
         assert not source.copy_to_host().any()
+
+
+def test_a_staged_copy_in_a_stream_that_others_use_reads_in_its_turn(standin: StandIn) -> None:
+    """It does not know what they have submitted there. (The driver's own copy of less has read it when it returns.)"""
+    size = 12 << 20
+    source, back = numpy.zeros(size, "u1"), numpy.zeros(size, "u1")
+    write = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ctypes.memset(source.ctypes.data, 1, size) and None)
+    with pinning.Queue("cuda:0") as theirs, pinning.alloc(size, device="cuda:0") as there:
+        held: list[HeldQueue] = []
+        theirs.submit(lambda vendor: held.append(HeldQueue(vendor)))
+        theirs.submit(lambda vendor: vendor.call(ctypes.cast(write, ctypes.c_void_p).value, 0))
+        threading.Timer(0.2, held[0].release).start()
+        queue = arrays.external_stream(theirs.handle)
+        pinning.copy_async(there, source, queue=queue).wait()
+        pinning.copy(back, there, queue=queue)
+        queue.close()
+    assert back.all()
 
 
 def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:

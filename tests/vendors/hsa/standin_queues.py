@@ -363,6 +363,20 @@ def test_a_queue_tells_what_has_failed_once(standin: StandIn, queue: NativeQueue
     queue.synchronize()
 
 
+def test_what_fails_after_the_queue_was_polled_is_told_too(
+    standin: StandIn, queue: NativeQueue, memory: Allocations
+) -> None:
+    source, there = memory(HOST, DATA), memory(DEVICE)
+    standin.configure("failing_copy")
+    with HeldQueue(queue) as held:
+        queue.copy(there, source, 10)
+        assert not queue.done()
+        held.release()
+        with pytest.raises(VendorError, match="signal is negative"):
+            queue.synchronize()
+    assert queue.done()
+
+
 def test_failed_work_is_released_without_the_garbage_collector(standin: StandIn, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"failing_copy;fail={FILL}:1:{FAILURE}")
