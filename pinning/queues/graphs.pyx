@@ -17,31 +17,7 @@ from pinning.queues.order cimport Timeline, point_at
 from pinning.queues import pending
 from pinning.runtime.process import Subsystem, at_fork
 
-cdef extern from * nogil:
-    """
-    #include <atomic>
-
-    // References of one recorded operation. The GIL guards the list of live ones; any thread may add to the released.
-    struct Recorded {
-      PyObject* kept;  // a tuple: the work and a tuple of objects
-      Recorded *previous, *next;
-      Recorded* next_released;
-    };
-
-    static std::atomic<Recorded*> released_operations;
-
-    static void release_recorded(void* object) {
-      auto* const recorded = static_cast<Recorded*>(object);
-      recorded->next_released = released_operations.load(std::memory_order_relaxed);
-      while (!released_operations.compare_exchange_weak(recorded->next_released, recorded, std::memory_order_release,
-                                                        std::memory_order_relaxed)) {
-      }
-    }
-
-    static Recorded* new_recorded(PyObject* kept) { return new Recorded{kept, nullptr, nullptr, nullptr}; }
-    static void delete_recorded(Recorded* recorded) { delete recorded; }
-    static Recorded* take_released() { return released_operations.exchange(nullptr, std::memory_order_acquire); }
-    """
+cdef extern from "<pinning/graph_references.hpp>" namespace "pinning" nogil:
     cppclass Recorded:
         PyObject* kept
         Recorded* previous

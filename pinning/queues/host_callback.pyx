@@ -15,27 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-cdef extern from *:
-    """
-    #include <pinning/generation.hpp>
-    #include <pinning/gil.hpp>
-    #include <sys/syscall.h>
-
-    // Runs on a thread of the vendor, which may never have run Python before.
-    static void call_in_python(void* callback) {
-      unsigned const before = pinning::generation();
-      {
-        pinning::Gil const gil;
-        PyObject* const result = PyObject_CallNoArgs(static_cast<PyObject*>(callback));
-        if (result == nullptr) PyErr_WriteUnraisable(static_cast<PyObject*>(callback));
-        Py_XDECREF(result);
-      }
-      // The function has forked and has returned in the child too. There the thread would go on with the queue of its
-      // parent, for ever. It ends instead, without unwinding the vendor's functions, and so does a child that has no
-      // other thread.
-      if (pinning::generation() != before) syscall(SYS_exit, 0);
-    }
-    """
+cdef extern from "<pinning/call_in_python.hpp>" namespace "pinning":
     void call_in_python(void* callback) nogil
 
 

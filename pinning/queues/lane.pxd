@@ -9,59 +9,22 @@ from pinning.plugin.native cimport NativeQueue, VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Timeline
 
-cdef extern from * nogil:
-    """
-    #include <algorithm>
-    #include <cstdint>
-    #include <deque>
-
-    // An object that a lane keeps alive until the operation at a position is over.
-    struct Reference {
-      std::uint64_t position;
-      PyObject* thing;  // a Work, or a tuple of objects
-    };
-
-    // The host-readable memory that pending operations of a lane may write.
-    class Writes {
-     public:
-      void add(std::uint64_t position, std::uint64_t start, std::uint64_t size) {
-        ranges_.push_back({position, start, start + size});
-        first_ = ranges_.size() == 1 ? start : std::min(first_, start);
-        end_ = ranges_.size() == 1 ? start + size : std::max(end_, start + size);
-      }
-      void add_unknown(std::uint64_t position) noexcept { unknown_ = position; }
-      void reach(std::uint64_t position) noexcept {
-        while (!ranges_.empty() && ranges_.front().position <= position) ranges_.pop_front();
-      }
-      bool meet(std::uint64_t reached, std::uint64_t start, std::uint64_t size) const noexcept {
-        if (unknown_ > reached) return true;
-        if (ranges_.empty() || start >= end_ || start + size <= first_) return false;
-        for (Range const& range : ranges_) {
-          if (range.position > reached && range.start < start + size && start < range.end) return true;
-        }
-        return false;
-      }
-
-     private:
-      struct Range {
-        std::uint64_t position, start, end;
-      };
-      std::uint64_t unknown_ = 0;  // the last position that may write anywhere
-      std::deque<Range> ranges_;
-      std::uint64_t first_ = 0, end_ = 0;  // around these and those before, so that most questions need no search
-    };
-    """
-    cppclass Reference:
+cdef extern from "<pinning/kept_reference.hpp>" namespace "pinning" nogil:
+    cppclass Reference "pinning::KeptReference":
         uint64_t position
         PyObject* thing
 
+
+cdef extern from "<pinning/writes.hpp>" namespace "pinning" nogil:
     cppclass Writes:
         void add(uint64_t position, uint64_t start, uint64_t size) except +
         void add_unknown(uint64_t position) noexcept
         void reach(uint64_t position) noexcept
         cbool meet(uint64_t reached, uint64_t start, uint64_t size) noexcept
 
-    cppclass ReferenceDeque "std::deque<Reference>":
+
+cdef extern from "<deque>" nogil:
+    cppclass ReferenceDeque "std::deque<pinning::KeptReference>":
         void push_back(Reference reference) except +
         void pop_front() noexcept
         Reference& front() noexcept
