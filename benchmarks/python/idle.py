@@ -2,8 +2,8 @@
 """Idle registrations on a CUDA GPU: ``idle.py ROUNDS GIB``.
 
 The time to lock an idle region again, compared with a lock and an unlock by the driver; and arrays of so many GiB that
-go to the device in turns under a budget of two thirds of that: staged, locked for each copy with and without idle
-registrations, and locked by the copies themselves as far as the budget allows, the rest staged.
+go to the device in turns under a budget of two thirds of that: staged, or locked for each copy with and without idle
+registrations.
 """
 
 from __future__ import annotations

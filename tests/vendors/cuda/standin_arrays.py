@@ -7,6 +7,7 @@ import ctypes
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,17 @@ def given_back(standin: StandIn) -> Iterator[None]:
 
 def numbers(*shape: int) -> Any:
     return numpy.arange(numpy.prod(shape), dtype=numpy.float32).reshape(shape)
+
+
+@contextmanager
+def holding(stream: pinning.Queue) -> Iterator[HeldQueue]:
+    """Hold a stream until the end of the block, or until it is released."""
+    held: list[HeldQueue] = []
+    stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
+    try:
+        yield held[0]
+    finally:
+        held[0].release()
 
 
 def test_it_goes_there_and_comes_back(standin: StandIn) -> None:
@@ -79,10 +91,8 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
     with arrays.stream("cuda") as stream, arrays.stream("cuda") as consumer:
         there = arrays.to_device(numbers(100))
         here = arrays.pinned_array_like(there)
-        held: list[HeldQueue] = []
-        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
-        there.copy_to_host(here, stream=stream)  # does nothing until the queue is released
-        try:
+        with holding(stream):
+            there.copy_to_host(here, stream=stream)  # does nothing until the queue is released
             assert there.__cuda_array_interface__["stream"] == stream.handle
             for given, waits in ((consumer.handle, consumer.handle), (None, 1), (2, 2), (-1, None)):
                 standin.configure()
@@ -91,8 +101,6 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
                 assert told == ([] if waits is None else [waits])
             with pytest.raises(BufferError, match="ambiguous"):
                 there.__dlpack__(stream=0)
-        finally:
-            held[0].release()
         stream.synchronize()
         assert there.__cuda_array_interface__["stream"] is None
         assert (here == numbers(100)).all()
@@ -102,18 +110,14 @@ def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(stan
     with arrays.stream("cuda") as stream:
         there, zeros = arrays.to_device(numbers(100)), arrays.pinned_array(100, numpy.float32)
         zeros[:] = 0
-        held: list[HeldQueue] = []
-        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
-        try:
+        with holding(stream) as held:
             there.copy_to_device(zeros, stream=stream)
             pending = stream.record()
             interface = {**there.__cuda_array_interface__, "stream": stream.handle}
             assert not pending.done()
-            threading.Timer(0.2, held[0].release).start()
+            threading.Timer(0.2, held.release).start()
             theirs = arrays.as_device_array(SimpleNamespace(__cuda_array_interface__=interface))
             assert pending.done()
-        finally:
-            held[0].release()
         assert not theirs.copy_to_host().any()
 
 
@@ -121,36 +125,26 @@ def test_the_stream_that_is_told_comes_after_the_work_in_all(standin: StandIn) -
     with arrays.stream("cuda") as one, arrays.stream("cuda") as other:
         there = arrays.to_device(numbers(100))
         here = arrays.pinned_array_like(there)
-        held: list[HeldQueue] = []
-        for stream in (one, other):
-            stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
-        try:
+        with holding(one) as of_one, holding(other) as of_other:
             copies = []
             for stream in (one, other):
                 there.copy_to_host(here, stream=stream)
                 copies.append(stream.record())
             first = [one.handle, other.handle].index(there.__cuda_array_interface__["stream"])
             after = (one, other)[first].record()
-            held[first].release()
+            (of_one, of_other)[first].release()
             copies[first].wait()
             assert not after.done()
-        finally:
-            for each in held:
-                each.release()
         after.wait()
 
 
 def test_what_a_copy_in_a_stream_reads_is_not_overwritten_before(standin: StandIn) -> None:
     with arrays.stream("cuda") as stream:
         source, to = arrays.to_device(numbers(100)), arrays.device_array(100, numpy.float32)
-        held: list[HeldQueue] = []
-        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
-        try:
+        with holding(stream) as held:
             to.copy_to_device(source, stream=stream)
-            threading.Timer(0.2, held[0].release).start()
+            threading.Timer(0.2, held.release).start()
             source.copy_to_device(numpy.zeros(100, numpy.float32))
-        finally:
-            held[0].release()
         assert (to.copy_to_host() == numbers(100)).all()
         assert not source.copy_to_host().any()
 
@@ -160,11 +154,9 @@ def test_a_staged_copy_in_a_stream_that_others_use_reads_in_its_turn(standin: St
     size = 12 << 20
     source, back = numpy.zeros(size, "u1"), numpy.zeros(size, "u1")
     write = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ctypes.memset(source.ctypes.data, 1, size) and None)
-    with pinning.Queue("cuda:0") as theirs, pinning.alloc(size, device="cuda:0") as there:
-        held: list[HeldQueue] = []
-        theirs.submit(lambda vendor: held.append(HeldQueue(vendor)))
+    with pinning.Queue("cuda:0") as theirs, pinning.alloc(size, device="cuda:0") as there, holding(theirs) as held:
         theirs.submit(lambda vendor: vendor.call(ctypes.cast(write, ctypes.c_void_p).value, 0))
-        threading.Timer(0.2, held[0].release).start()
+        threading.Timer(0.2, held.release).start()
         queue = arrays.external_stream(theirs.handle)
         pinning.copy_async(there, source, queue=queue).wait()
         pinning.copy(back, there, queue=queue)
