@@ -12,10 +12,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
