@@ -405,10 +405,13 @@ cdef class Lane:
                 if not marker[1].done():
                     break
                 self.reach(marker[0])
-            except Exception as error:
-                self.blame(error)  # a later marker, or the queue itself, will show the progress
-            if self.markers and self.markers[0] is marker:  # no other thread was here meanwhile
+                error = None
+            except Exception as raised:
+                error = raised  # a later marker, or the queue itself, will show the progress
+            if self.markers and self.markers[0] is marker:  # else another thread has asked meanwhile, and has the answer
                 self.markers.popleft()
+                if error is not None:
+                    self.blame(error)
 
     cdef blame(self, object error):
         """Store an error that the vendor has reported, because it may not report it again."""
