@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Literal
 
 import numpy
@@ -15,20 +16,20 @@ from numpy.typing import NDArray
 
 import pinning
 from pagetable import PageTable
-from pinning.cli.machine import Bound, bound, description, memory_at
+from pinning.cli.machine import Bound, description, fit, memory_at
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
-from pinning.errors import LockLimitError
-from pinning.interop.memory_of import host_buffer
 from pinning.machine.populate import huge_page_mode
 from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import CopyDevice, Device, MemoryDevice
 
 GIB = 1 << 30
 _HUGE_PAGE = 2 << 20
+_COPIES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)
 _BLOCKS = (4 << 10, 64 << 10)
 _ALL_BLOCKS = 256 << 20  # bytes
+_WAYS = ("to the device", "from the device")
 # An address outside all regions of this process: lookups never access the memory itself.
 _SOMEWHERE = 1 << 40
 
@@ -125,70 +126,59 @@ def run(device: Device, effort: Effort, step: Step) -> BenchReport:
     PinningError
         Nothing can be locked, or the vendor fails. Nothing stays locked.
     """
-    largest, limited_by = _largest(device, effort.largest)
-    lookups: list[Lookup] = []
-    for done, count in enumerate(effort.regions):
-        step(f"Looking up, {count:,} regions", done, len(effort.regions))
-        lookups += _lookups(device, count, effort)
+    largest, limited_by = fit(device, effort.largest, 1, _HUGE_PAGE)
     return BenchReport(
         device=device.name,
         description=description(device),
         largest=largest,
         limited_by=limited_by,
-        lookups=lookups,
+        lookups=lookups(device, effort, step),
         lock_pairs=_lock_pairs(device, effort),
         registrations=list(_registrations(device, largest, effort, step)),
-        copies=copies(device, _copy_sizes(largest), effort.repeats, step),
+        copies=copies(device, [*(size for size in _COPIES if size < largest), largest], effort.repeats, step),
         batches=list(_batches(device, largest, effort, step)),
     )
 
 
-def _largest(device: Device, wanted: int) -> tuple[int, Bound | None]:
-    """The size of the largest buffer to lock, and the limit that makes it smaller than wanted, if any."""
-    room = bound(device, memory_share=4)
-    size = min(room.size, wanted)
-    size -= size % (_HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE)
-    if size <= 0:
-        raise LockLimitError(f"{room.why}, too little to measure; to raise it: {room.remedy}")
-    return size, room if room.size < wanted else None
-
-
-def _lookups(device: Device, regions: int, effort: Effort) -> Iterator[Lookup]:
+def lookups(device: Device, effort: Effort, step: Step) -> list[Lookup]:
     """Time lookups of random addresses in a range in which every second page is a region."""
-    table = PageTable()
-    held = PinnedMap(device)  # A separate map; its entries are registered, not locked: no vendor call.
-    for index in range(regions):
-        start = _SOMEWHERE + 2 * index * mmap.PAGESIZE
-        table.insert(start, mmap.PAGESIZE)
-        held.register(start, mmap.PAGESIZE, start)
-    span = 2 * regions * mmap.PAGESIZE
-    batch = numpy.random.default_rng(0).integers(_SOMEWHERE, _SOMEWHERE + span, effort.batch, numpy.uint64)
-    few: list[int] = batch[: effort.lookups].tolist()
+    rows = []
+    for done, regions in enumerate(effort.regions):
+        step(f"Looking up, {regions:,} regions", done, len(effort.regions))
+        table = PageTable()
+        held = PinnedMap(device)  # A separate map; its entries are registered, not locked: no vendor call.
+        for start in range(_SOMEWHERE, _SOMEWHERE + 2 * regions * mmap.PAGESIZE, 2 * mmap.PAGESIZE):
+            table.insert(start, mmap.PAGESIZE)
+            held.register(start, mmap.PAGESIZE, start)
+        span = 2 * regions * mmap.PAGESIZE
+        batch = numpy.random.default_rng(0).integers(_SOMEWHERE, _SOMEWHERE + span, effort.batch, numpy.uint64)
+        few: list[int] = batch[: effort.lookups].tolist()
+        asked: list[tuple[str, int, Callable[[], object]]] = [
+            ("ptr in PageTable", len(few), partial(_ask, table, few)),
+            ("PageTable.find", len(few), partial(_find, table, few)),
+            ("PageTable.contains_many", len(batch), partial(table.contains_many, batch)),
+            ("ptr in PinnedMap", len(few), partial(_ask, held, few)),
+            ("PinnedMap.find", len(few), partial(_find, held, few)),
+        ]
+        rows += [Lookup(what, regions, times(work, effort.repeats, per=count)) for what, count, work in asked]
+    return rows
 
-    def contains(container: PageTable | PinnedMap) -> None:
-        for address in few:
-            address in container  # noqa: B015
 
-    def find(container: PageTable | PinnedMap) -> None:
-        for address in few:
-            container.find(address)
+def _ask(container: PageTable | PinnedMap, addresses: Sequence[int]) -> None:
+    for address in addresses:
+        address in container  # noqa: B015
 
-    asked: list[tuple[str, int, Callable[[], object]]] = [
-        ("ptr in PageTable", len(few), partial(contains, table)),
-        ("PageTable.find", len(few), partial(find, table)),
-        ("PageTable.contains_many", len(batch), partial(table.contains_many, batch)),
-        ("ptr in PinnedMap", len(few), partial(contains, held)),
-        ("PinnedMap.find", len(few), partial(find, held)),
-    ]
-    for what, count, work in asked:
-        yield Lookup(what, regions, times(work, effort.repeats, per=count))
+
+def _find(container: PageTable | PinnedMap, addresses: Sequence[int]) -> None:
+    for address in addresses:
+        container.find(address)
 
 
 def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
     count = effort.lookups // 10
     array = numpy.ones(mmap.PAGESIZE, numpy.uint8)
     part = array[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
-    ptr, size, *_ = host_buffer(part)
+    ptr, size = part.ctypes.data, part.nbytes
     pinned_map = pinning.pinned_map(device)
 
     def by_map() -> None:
@@ -210,26 +200,30 @@ def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
 def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Iterator[Registration]:
     """Time locks by `pinning.lock` and, of untouched memory, by the vendor alone, which then populates the pages."""
     pinned_map = pinning.pinned_map(device)
-    huge = size >= _HUGE_PAGE and huge_page_mode() in ("always", "madvise")
-    vendor, ours = "vendor alone", "pinning.lock"
-    cases = [("untouched", vendor, False), ("untouched", ours, False), ("touched, 4 KiB pages", ours, False)]
-    if huge:
-        cases.append(("touched, huge pages", ours, True))
-    for done, (memory, how, in_huge_pages) in enumerate(cases):
+
+    def by_vendor(ptr: int) -> Callable[[], object]:
+        pinned_map.lock(ptr, size)
+        return partial(pinned_map.unlock, ptr)
+
+    def by_pinning(ptr: int) -> Callable[[], object]:
+        return pinning.lock((ptr, size), device=device).unlock
+
+    cases = [("untouched", by_vendor), ("untouched", by_pinning), ("touched, 4 KiB pages", by_pinning)]
+    if size >= _HUGE_PAGE and huge_page_mode() in ("always", "madvise"):
+        cases.append(("touched, huge pages", by_pinning))
+    for done, (memory, lock) in enumerate(cases):
         locking, unlocking = [], []
         tries = 1 + effort.repeats
         for each in range(tries):
             step(f"Locking {memory} memory", done * tries + each, len(cases) * tries)
-            with _memory(size, in_huge_pages) as ptr:
+            with _memory(size, huge="huge" in memory) as ptr:
                 if memory != "untouched":
                     memory_at(ptr, size)[:: mmap.PAGESIZE] = 1
-                if how == vendor:
-                    locking.append(seconds(partial(pinned_map.lock, ptr, size)))
-                    unlocking.append(seconds(partial(pinned_map.unlock, ptr)))
-                else:
-                    held: list[pinning.Lock] = []
-                    locking.append(seconds(lambda: held.append(pinning.lock((ptr, size), device=device))))  # noqa: B023
-                    unlocking.append(seconds(held[0].unlock))
+                begin = perf_counter()
+                unlock = lock(ptr)
+                locking.append(perf_counter() - begin)
+                unlocking.append(seconds(unlock))
+        how = "vendor alone" if lock is by_vendor else "pinning.lock"
         yield Registration(memory, how, size, Times.of(locking[1:]), Times.of(unlocking[1:]))
 
 
@@ -245,57 +239,42 @@ def _memory(size: int, huge: bool) -> Iterator[int]:
         yield ptr
 
 
-def _copy_sizes(largest: int) -> list[int]:
-    return [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20) if size < largest] + [largest]
-
-
 def copies(device: Device, sizes: Sequence[int], repeats: int, step: Step) -> list[CopyRow]:
     """Measure copies of these ascending sizes; empty if the device has no memory of its own."""
     if not isinstance(device, CopyDevice):
         return []
-    cases = [(way, size) for way in ("to the device", "from the device") for size in sizes]
-    with _memory(sizes[-1], huge=False) as host:
-        memory_at(host, sizes[-1])[:] = 1
-        pageable = _vendors_copies(device, host, cases, repeats, step)
-        ours = _our_copies(device, host, cases, repeats, step) if isinstance(device, MemoryDevice) else {}
-        with pinning.lock((host, sizes[-1]), device=device):
-            locked = _vendors_copies(device, host, cases, repeats, step)
-    return [CopyRow(*case, pageable[case], ours.get(case), locked[case]) for case in cases]
-
-
-def _vendors_copies(
-    device: CopyDevice, host: int, cases: Sequence[tuple[str, int]], repeats: int, step: Step
-) -> dict[tuple[str, int], Times]:
-    found: dict[tuple[str, int], Times] = {}
-    device_memory = device.allocate(max(size for _, size in cases))
+    cases = [(way, size) for way in _WAYS for size in sizes]
+    there = device.allocate(sizes[-1])
     try:
-        for way, size in cases:
-            step(f"Copying {bytes_text(size)} {way}", len(found), len(cases))
-            dst, src = (device_memory, host) if way == "to the device" else (host, device_memory)
-            found[way, size] = _time_copies(partial(device.copy, dst, src, size), size, repeats)
+        with _memory(sizes[-1], huge=False) as host:
+            memory_at(host, sizes[-1])[:] = 1
+
+            def measure(by: str, copy: Callable[[int, int, int], object], there: int) -> list[Times]:
+                found: list[Times] = []
+                for way, size in cases:
+                    step(f"Copying {bytes_text(size)} {way}, {by}", len(found), len(cases))
+                    ends = (there, host) if way == _WAYS[0] else (host, there)
+                    # Several small ones in a row make the cost of the clock negligible.
+                    found.append(times(partial(copy, *ends, size), repeats, in_a_row=max(1, (16 << 20) // size)))
+                return found
+
+            pageable = measure("pageable", device.copy, there)
+            ours: Sequence[Times | None] = [None] * len(cases)
+            if isinstance(device, MemoryDevice):
+                with pinning.Queue(device) as queue, pinning.alloc(sizes[-1], device=device) as memory:
+                    ours = measure("by pinning", partial(pinning.copy, queue=queue), memory.ptr)
+            with pinning.lock((host, sizes[-1]), device=device):
+                locked = measure("locked", device.copy, there)
     finally:
-        device.free(device_memory)
-    return found
-
-
-def _our_copies(
-    device: MemoryDevice, host: int, cases: Sequence[tuple[str, int]], repeats: int, step: Step
-) -> dict[tuple[str, int], Times]:
-    found: dict[tuple[str, int], Times] = {}
-    with pinning.Queue(device) as queue:
-        for way, size in cases:
-            step(f"Copying {bytes_text(size)} {way}, by pinning", len(found), len(cases))
-            array = memory_at(host, size)
-            with pinning.alloc(size, device=device) as there:
-                dst, src = (there, array) if way == "to the device" else (array, there)
-                found[way, size] = _time_copies(partial(pinning.copy, dst, src, queue=queue), size, repeats)
-    return found
+        device.free(there)
+    rows = zip(cases, pageable, ours, locked, strict=True)
+    return [CopyRow(way, size, slow, mine, fast) for (way, size), slow, mine, fast in rows]
 
 
 def _batches(device: Device, largest: int, effort: Effort, step: Step) -> Iterator[BatchRow]:
     if not isinstance(device, MemoryDevice):
         return
-    cases = [(way, size) for way in ("to the device", "from the device") for size in _BLOCKS if size <= largest]
+    cases = [(way, size) for way in _WAYS for size in _BLOCKS if size <= largest]
     with _memory(largest, huge=False) as host:
         memory_at(host, largest)[:] = 1
         with pinning.lock((host, largest), device=device), pinning.Queue(device) as queue:
@@ -306,7 +285,7 @@ def _batches(device: Device, largest: int, effort: Effort, step: Step) -> Iterat
                     order = numpy.random.default_rng(0).permutation(count).astype(numpy.uint64)
                     near = numpy.uint64(host) + order * numpy.uint64(size)
                     far = numpy.uint64(there.ptr) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(size)
-                    ends = (far, near) if way == "to the device" else (near, far)
+                    ends = (far, near) if way == _WAYS[0] else (near, far)
                     yield _time_batches(queue, way, size, ends, effort)
 
 
@@ -327,13 +306,3 @@ def _time_batches(
     one_by_one = times(loop, effort.repeats, per=len(few))
     kernel = batch("kernel") if queue.moves_parts else None
     return BatchRow(way, size, count, one_by_one, batch("copy"), kernel)
-
-
-def _time_copies(copy: Callable[[], object], size: int, repeats: int) -> Times:
-    many = max(1, (16 << 20) // size)  # makes the cost of the clock negligible
-
-    def work() -> None:
-        for _ in range(many):
-            copy()
-
-    return times(work, repeats, per=many)

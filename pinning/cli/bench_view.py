@@ -4,25 +4,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pinning.cli.bench import GIB, BenchReport, CopyRow
+from pinning.cli.bench import GIB, BenchReport, CopyRow, Lookup
+from pinning.cli.demo import DemoReport
 from pinning.cli.output import section, table
 from pinning.cli.timing import Times
 from pinning.cli.units import duration, rate, size
 
 
-def show(report: BenchReport, to: Console) -> None:
-    """Print one table for each kind of measurement."""
-    to.print(f"[bold]pinning bench[/] on [bold]{report.device}[/], {escape(report.description)}")
-    to.print("[dim]medians, with the fastest and the slowest run[/]")
+def heading(command: str, report: BenchReport | DemoReport, to: Console) -> None:
+    """Print what the command ran on, and which limit kept it small."""
+    to.print(f"[bold]pinning {command}[/] on [bold]{report.device}[/], {escape(report.description)}")
     if report.limited_by:
         to.print(f"\n[yellow]Reduced to fit this machine:[/] {escape(report.limited_by.why)}.")
-        to.print(f"To measure more: [bold]{escape(report.limited_by.remedy)}[/]")
-    section(to, "Lookup of one pointer, in a Python loop or a batch", _lookups(report))
+        to.print(f"To lock more: [bold]{escape(report.limited_by.remedy)}[/]")
+
+
+def show(report: BenchReport, to: Console) -> None:
+    """Print one table for each kind of measurement."""
+    heading("bench", report, to)
+    to.print("[dim]medians, with the fastest and the slowest run[/]")
+    section(to, "Lookup of one pointer, in a Python loop or a batch", lookups(report.lookups))
     section(to, "Lock and unlock inside a locked region", _lock_pairs(report))
     section(to, f"Locking {size(report.largest)}", _registrations(report))
     if report.copies:
@@ -32,23 +39,24 @@ def show(report: BenchReport, to: Console) -> None:
         section(to, "Copies of many blocks of locked memory: one by one, or as a batch by ...", _batches(report))
 
 
-def spread(times: Times) -> str:
+def _spread(times: Times) -> str:
     """The fastest and the slowest run."""
     return f"{duration(times.low)} - {duration(times.high)}"
 
 
-def _lookups(report: BenchReport) -> Table:
+def lookups(rows: Sequence[Lookup]) -> Table:
+    """The time of one lookup, with each number of regions."""
     shown = table("", "regions", "each", "range")
-    for index, row in enumerate(report.lookups):
-        last = index + 1 == len(report.lookups) or report.lookups[index + 1].regions != row.regions
-        shown.add_row(row.what, f"{row.regions:,}", duration(row.times.median), spread(row.times), end_section=last)
+    for row, following in zip_longest(rows, rows[1:]):
+        last = following is None or following.regions != row.regions
+        shown.add_row(row.what, f"{row.regions:,}", duration(row.times.median), _spread(row.times), end_section=last)
     return shown
 
 
 def _lock_pairs(report: BenchReport) -> Table:
     shown = table("", "each pair", "range")
     for row in report.lock_pairs:
-        shown.add_row(row.what, duration(row.times.median), spread(row.times))
+        shown.add_row(row.what, duration(row.times.median), _spread(row.times))
     return shown
 
 
@@ -57,7 +65,7 @@ def _registrations(report: BenchReport) -> Table:
     for row in report.registrations:
         a_gib, unlock = row.lock.median * GIB / row.size, row.unlock.median * GIB / row.size
         per_gib = Times(a_gib, row.lock.low * GIB / row.size, row.lock.high * GIB / row.size, row.lock.repeats)
-        shown.add_row(row.memory, row.how, duration(per_gib.median), spread(per_gib), duration(unlock))
+        shown.add_row(row.memory, row.how, duration(per_gib.median), _spread(per_gib), duration(unlock))
     return shown
 
 

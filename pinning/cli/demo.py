@@ -1,116 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of `pinning demo` and their results; `demo_view` shows them."""
+"""`pinning demo`: a short `bench`, of real buffers whose bytes are compared; `demo_view` shows it."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy
-from numpy.typing import NDArray
 
 import pinning
-from pagetable import PageTable
-from pinning.cli.bench import CopyRow, copies
-from pinning.cli.demo_buffers import CHUNK, DemoBuffer, Fit, fit, pattern, real_buffers
-from pinning.cli.machine import description, locked_by_kernel
+from pinning.cli.bench import QUICK, CopyRow, Lookup, copies, lookups
+from pinning.cli.machine import Bound, description, fit, locked_by_kernel, memory_at
 from pinning.cli.output import Step
-from pinning.cli.timing import Times, seconds, times
+from pinning.cli.timing import seconds
+from pinning.cli.units import size as bytes_text
 from pinning.locking.devices import is_host
-from pinning.plugin import CopyDevice, Device
+from pinning.plugin import Device, MemoryDevice
 
-_QUERIES, _BATCH = 20_000, 1_000_000
-
-
-@dataclass(frozen=True)
-class LockedBuffer:
-    """A buffer of the demo: its size, how many bytes were locked, and how long that took."""
-
-    name: str
-    size: int
-    locked: int
-    seconds: float
+_COUNT = 4  # buffers
+_SIZE = 32 << 20  # of each; containers often have no more than 64 MiB of shared memory
+_EFFORT = replace(QUICK, regions=(10_000,))
 
 
 @dataclass(frozen=True)
-class RegionRow:
-    """A region of the map, and the buffer in it."""
+class BufferRow:
+    """A buffer; the seconds that its lock and its copies took, to device memory and from there to ordinary memory."""
 
     buffer: str
-    start: int
     size: int
+    host_ptr: int
     device_ptr: int
-    references: int
+    lock: float
+    to_device: float | None = None  # None: the device copies nothing
+    from_device: float | None = None
+    wrong_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """The number of references to a region, after one more or one fewer lock in it."""
-
-    what: str
-    references: int
-
-
-@dataclass(frozen=True)
-class Witness:
-    """Locked bytes, as reported by the kernel (for mlock) and by the vendor (for these buffers)."""
-
-    when: str
-    vmlck: int
-    is_pinned_ptr: int
-
-
-@dataclass(frozen=True)
-class Query:
-    """The time of one lookup, in seconds, over `count` lookups."""
+class Check(NamedTuple):
+    """Whether something is as it should be, and what shows that."""
 
     what: str
-    count: int
-    times: Times
-
-
-@dataclass(frozen=True)
-class Copy:
-    """The copy of a buffer to device memory, and from there to a second buffer; times in seconds."""
-
-    buffer: str
-    size: int
-    to_device: float
-    from_device: float
-    wrong_bytes: int
+    ok: bool
+    seen: str
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """All results of the demo. `checks` has for each part whether it went as expected."""
+    """All results of the demo. `missing` says why a buffer is absent, `paths` which path each way takes, and why."""
 
     device: str
     description: str
-    fit: Fit
-    buffers: list[LockedBuffer]
+    limited_by: Bound | None
     missing: dict[str, str]
-    regions: list[RegionRow]
-    sharing: list[Sharing]
-    refused: str
-    witnesses: list[Witness]
-    queries: list[Query]
-    copies: list[Copy]
-    bandwidth: list[CopyRow]
-    checks: dict[str, bool]
+    buffers: list[BufferRow]
+    paths: dict[str, str]
+    checks: list[Check]
+    lookups: list[Lookup]
+    copies: list[CopyRow]
     seconds: float
 
     @property
     def ok(self) -> bool:
-        return all(self.checks.values())
+        return all(check.ok for check in self.checks)
 
 
 def run(device: Device, step: Step) -> DemoReport:
-    """Lock real buffers on a device, look them up, copy them, compare them, unlock them.
+    """Lock real buffers on a device, look them up, copy them, compare them, unlock them, and measure.
 
     Raises
     ------
@@ -118,197 +79,131 @@ def run(device: Device, step: Step) -> DemoReport:
         Something is missing or fails. Nothing stays locked.
     """
     begin = perf_counter()
-    fitted = fit(device)
-    with real_buffers(fitted.sizes, step) as (buffers, missing):
-        witnesses = [_witness("before", device, buffers)]
-        with ExitStack() as locks:
-            locked = [_lock(locks, device, buffer, step) for buffer in buffers]
-            witnesses.append(_witness("locked", device, buffers))
-            regions = _regions(device, buffers)
-            sharing, shared = _share(device, buffers[0])
-            refused = _overlap(device, buffers[0])
-            unchanged = regions == _regions(device, buffers)
-            queries, answered = _query(device, step)
-            copied = _copies(device, buffers, step)
-            # On the host, copies of locked and of pageable memory are the same.
-            bandwidth = [] if is_host(device) else copies(device, [buffers[0].locked], 5, step)
-        witnesses.append(_witness("unlocked", device, buffers))
-        checks = {
-            "every buffer is locked": [region.size for region in regions] == [row.locked for row in _by_start(buffers)],
-            "locks inside a region share it": shared,
-            "a partial overlap is refused": bool(refused) and unchanged,
-            "kernel and vendor agree": _agree(device, buffers, witnesses),
-            "every lookup is correct": answered,
-            "every byte arrived": all(copy.wrong_bytes == 0 for copy in copied),
-            "nothing stays locked": not pinning.regions(device) and not any(map(pinning.is_locked, _ptrs(buffers))),
-        }
+    # One share more than there are buffers: pages that are locked in part count in full.
+    size, limited_by = fit(device, _SIZE, _COUNT + 1, mmap.PAGESIZE)
+    buffers, missing = _buffers(size, step)
+    before = locked_by_kernel()
+    rows = []
+    with ExitStack() as locks:
+        for done, (name, buffer) in enumerate(buffers.items()):
+            step(f"Locking the {name}", done, len(buffers))
+            since = perf_counter()
+            lock = locks.enter_context(pinning.lock(buffer, device=device))
+            rows.append(BufferRow(name, lock.size, lock.ptr, lock.device_ptr, perf_counter() - since))
+        grown = locked_by_kernel() - before
+        checks = [_locked(device, rows, grown), _found(device, rows), _counted(device, rows[0])]
+        checks.append(_overlap_refused(device, rows[0]))
+        rows, paths = _copied(device, buffers, rows, step)
+        if paths:
+            wrong, total = sum(row.wrong_bytes for row in rows), sum(row.size for row in rows)
+            checks.append(Check("every byte arrived", not wrong, f"{wrong:,} of {total:,} differ"))
+        before = locked_by_kernel()  # what the copies are staged through stays locked, for the next ones
+    checks.append(_unlocked(device, rows, before - locked_by_kernel() == grown))
     return DemoReport(
         device=device.name,
         description=description(device),
-        fit=fitted,
-        buffers=locked,
+        limited_by=limited_by,
         missing=missing,
-        regions=regions,
-        sharing=sharing,
-        refused=refused,
-        witnesses=witnesses,
-        queries=queries,
-        copies=copied,
-        bandwidth=bandwidth,
+        buffers=rows,
+        paths=paths,
         checks=checks,
+        lookups=lookups(device, _EFFORT, step),
+        # On the host, copies of locked and of pageable memory are the same.
+        copies=[] if is_host(device) else copies(device, [_COUNT * size], _EFFORT.repeats, step),
         seconds=perf_counter() - begin,
     )
 
 
-def _ptrs(buffers: Sequence[DemoBuffer]) -> list[int]:
-    return [buffer.ptr for buffer in buffers]
+def _buffers(size: int, step: Step) -> tuple[dict[str, Any], dict[str, str]]:
+    """Buffers of random bytes by name, and why one is missing: its folder is read-only, or has no room.
 
-
-def _by_start(buffers: Sequence[DemoBuffer]) -> list[DemoBuffer]:
-    return sorted(buffers, key=lambda buffer: buffer.ptr)
-
-
-def _lock(locks: ExitStack, device: Device, buffer: DemoBuffer, step: Step) -> LockedBuffer:
-    progress = partial(step, f"Locking the {buffer.name}")
-    progress(0, buffer.locked)
-    begin = perf_counter()
-    locks.enter_context(pinning.lock(buffer.owner, buffer.locked, device=device, progress=progress))
-    return LockedBuffer(buffer.name, buffer.size, buffer.locked, perf_counter() - begin)
-
-
-def _regions(device: Device, buffers: Sequence[DemoBuffer]) -> list[RegionRow]:
-    names = {buffer.ptr: buffer.name for buffer in buffers}
-    return [
-        RegionRow(names[region.start], region.start, region.size, region.device_ptr, region.references)
-        for region in pinning.regions(device)
-    ]
-
-
-def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
-    """Lock a locked buffer once more, and a part of it."""
-    pinned_map = pinning.pinned_map(device)
-    half, quarter = buffer.locked // 2, buffer.locked // 4
-    rows = []
-
-    def see(what: str) -> None:
-        region = pinned_map.find(buffer.ptr)
-        rows.append(Sharing(what, region.references if region else 0))
-
-    see("locked once")
-    with pinning.lock(buffer.owner, buffer.locked, device=device):
-        see("locked again (nested)")
-        with pinning.lock((buffer.ptr + quarter, half), device=device) as part:
-            see("its middle half also locked (contained)")
-            region = pinned_map.find(buffer.ptr)
-            offset_kept = region is not None and part.device_ptr == region.device_ptr + quarter
-    see("both unlocked again")
-    return rows, offset_kept and [row.references for row in rows] == [1, 2, 3, 1]
-
-
-def _overlap(device: Device, buffer: DemoBuffer) -> str:
-    """The refusal of a range that begins in a region and ends behind it; empty if it is not refused."""
-    try:
-        pinning.lock((buffer.ptr + buffer.locked // 2, buffer.locked), device=device).unlock()
-    except pinning.PartialOverlapError as error:
-        return str(error)
-    return ""
-
-
-def _witness(when: str, device: Device, buffers: Sequence[DemoBuffer]) -> Witness:
-    pinned = 0
-    for buffer in buffers:
-        info = device.is_pinned_ptr(buffer.ptr)
-        pinned += min(info.base + info.size - buffer.ptr, buffer.locked) if info else 0
-    return Witness(when, locked_by_kernel(), pinned)
-
-
-def _agree(device: Device, buffers: Sequence[DemoBuffer], witnesses: Sequence[Witness]) -> bool:
-    before, during, after = witnesses
-    all_locked = sum(buffer.locked for buffer in buffers)
-    if [each.is_pinned_ptr for each in witnesses] != [0, all_locked, 0]:
-        return False
-    pages: set[int] = set()
-    for buffer in buffers:
-        pages.update(range(buffer.ptr // mmap.PAGESIZE, (buffer.ptr + buffer.locked - 1) // mmap.PAGESIZE + 1))
-    by_mlock = len(pages) * mmap.PAGESIZE if is_host(device) else 0
-    return before.vmlck == after.vmlck and during.vmlck - before.vmlck == by_mlock
-
-
-def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
-    """Look up addresses in and around the regions: half are inside, and each region's borders are among them."""
-    pinned_map = pinning.pinned_map(device)
-    starts = numpy.array([region.start for region in pinned_map], numpy.uint64)
-    sizes = numpy.array([region.size for region in pinned_map], numpy.uint64)
+    The files have no names: nothing is left to clean up, however the process ends.
+    """
     random = numpy.random.default_rng(0)
-    at = random.integers(0, len(starts), _BATCH)
-    offsets = random.integers(0, 2 * sizes[at], dtype=numpy.uint64)
-    borders = numpy.concatenate([starts, starts + sizes - numpy.uint64(1), starts + sizes])
-    batch = numpy.concatenate([borders, starts[at] - sizes[at] // numpy.uint64(2) + offsets])[:_BATCH]
-    truth = _in_any(batch, starts, sizes)
-    few: list[int] = batch[:_QUERIES].tolist()
-
-    table = PageTable()
-    for region in pinned_map:
-        table.insert(region.start, region.size)
-    answers = [
-        [address in pinned_map for address in few] == truth[:_QUERIES].tolist(),
-        [pinned_map.find(address) is not None for address in few] == truth[:_QUERIES].tolist(),
-        bool((table.contains_many(batch) == truth).all()),
-    ]
-
-    def ask_one_by_one() -> None:
-        for address in few:
-            address in pinned_map  # noqa: B015
-
-    def find_one_by_one() -> None:
-        for address in few:
-            pinned_map.find(address)
-
-    asked: list[tuple[str, int, Callable[[], object]]] = [
-        ("ptr in pinned_map", len(few), ask_one_by_one),
-        ("pinned_map.find(ptr)", len(few), find_one_by_one),
-        ("PageTable.contains_many(ptrs)", len(batch), lambda: table.contains_many(batch)),
-    ]
-    rows = []
-    for done, (what, count, work) in enumerate(asked):
-        step("Looking up pointers", done, len(asked))
-        rows.append(Query(what, count, times(work, 7, per=count)))
-    return rows, all(answers)
+    buffers: dict[str, Any] = {
+        "NumPy array": random.integers(0, 256, size, numpy.uint8),
+        "bytearray": bytearray(random.bytes(size)),
+    }
+    missing = {}
+    # A private mapping of the file: CUDA refuses shared writable ones on most file systems.
+    for name, folder, access in (
+        ("mapped file", None, mmap.ACCESS_COPY),
+        ("shared memory", "/dev/shm", mmap.ACCESS_WRITE),
+    ):
+        step(f"Filling the {name}", len(buffers), _COUNT)
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(random.bytes(size))  # writing to the mapping would kill the process if there is no room
+                file.flush()
+                buffers[name] = mmap.mmap(file.fileno(), size, access=access)
+        except OSError as error:
+            missing[name] = f"{folder or 'TMPDIR'}: {error}"
+    return buffers, missing
 
 
-def _in_any(
-    addresses: NDArray[numpy.uint64], starts: NDArray[numpy.uint64], sizes: NDArray[numpy.uint64]
-) -> NDArray[numpy.bool_]:
-    flags = numpy.zeros(len(addresses), numpy.bool_)
-    for start, size in zip(starts, sizes, strict=True):
-        flags |= addresses - start < size  # below the start, the difference wraps to a large number
-    return flags
+def _locked(device: Device, rows: Sequence[BufferRow], kernel: int) -> Check:
+    infos = [(row, device.is_pinned_ptr(row.host_ptr)) for row in rows]
+    pinned = [row.size for row, info in infos if info and info.base + info.size >= row.host_ptr + row.size]
+    seen = f"{bytes_text(sum(pinned))} pinned on {device.name}"
+    if kernel:  # a GPU's driver locks without mlock
+        seen += f", {bytes_text(kernel)} counted by the kernel (VmLck)"
+    ok = len(pinned) == len(rows) and (kernel >= sum(pinned) or not is_host(device))
+    return Check("the buffers are locked", ok, seen)
 
 
-def _copies(device: Device, buffers: Sequence[DemoBuffer], step: Step) -> list[Copy]:
-    if not isinstance(device, CopyDevice):
-        return []
-    second = numpy.ones(CHUNK, numpy.uint8)
-    on_device = device.allocate(CHUNK)
+def _unlocked(device: Device, rows: Sequence[BufferRow], kernel_agrees: bool) -> Check:
+    left = len(pinning.regions(device)) + sum(device.is_pinned_ptr(row.host_ptr) is not None for row in rows)
+    return Check("the buffers are unlocked", not left and kernel_agrees, f"none is pinned on {device.name}")
+
+
+def _found(device: Device, rows: Sequence[BufferRow]) -> Check:
+    right = 0
+    for row in rows:
+        for offset in (0, row.size // 2, row.size - 1):
+            region = pinning.find(row.host_ptr + offset, device=device)
+            right += region is not None and region.device_ptr_of(row.host_ptr + offset) == row.device_ptr + offset
+        behind = pinning.find(row.host_ptr + row.size, device=device)
+        right += behind is None or behind.start == row.host_ptr + row.size
+    asked = 4 * len(rows)
+    return Check("lookups find them, and nothing behind", right == asked, f"{right} of {asked} are right")
+
+
+def _counted(device: Device, row: BufferRow) -> Check:
+    quarter = row.size // 4
+    with pinning.lock((row.host_ptr + quarter, 2 * quarter), device=device) as part:
+        kept = part.device_ptr == row.device_ptr + quarter
+        counts = [region.references for region in pinning.regions(device) if region.start == row.host_ptr]
+    counts += [region.references for region in pinning.regions(device) if region.start == row.host_ptr]
+    seen = "{} references, then {}".format(*counts)
+    return Check("a lock inside a region is counted", kept and counts == [2, 1], seen)
+
+
+def _overlap_refused(device: Device, row: BufferRow) -> Check:
+    what = "a partial overlap is refused"
     try:
-        # A copy back into pageable memory would take the driver's slow path.
-        with nullcontext() if is_host(device) else pinning.lock(second, device=device):
-            for ends in ((on_device, second.ctypes.data), (second.ctypes.data, on_device)):
-                device.copy(*ends, CHUNK)  # the first copy is slower than the others
-            return [_copy(device, on_device, buffer, second, step) for buffer in buffers]
-    finally:
-        device.free(on_device)
+        pinning.lock((row.host_ptr + row.size // 2, row.size), device=device).unlock()
+    except pinning.PartialOverlapError as error:
+        return Check(what, True, type(error).__name__)
+    return Check(what, False, "it was locked")
 
 
-def _copy(device: CopyDevice, on_device: int, buffer: DemoBuffer, second: NDArray[numpy.uint8], step: Step) -> Copy:
-    to_device = from_device = 0.0
-    wrong = 0
-    # A copy may not cross from locked to unlocked bytes: drivers refuse it.
-    edges = sorted({*range(0, buffer.size, CHUNK), buffer.locked, buffer.size})
-    for start, end in pairwise(edges):
-        size = end - start
-        to_device += seconds(lambda: device.copy(on_device, buffer.ptr + start, size))  # noqa: B023
-        from_device += seconds(lambda: device.copy(second.ctypes.data, on_device, size))  # noqa: B023
-        wrong += int(numpy.count_nonzero(second[:size] != pattern(buffer.seed, start, size)))
-        step(f"Copying the {buffer.name}", end, buffer.size)
-    return Copy(buffer.name, buffer.size, to_device, from_device, wrong)
+def _copied(
+    device: Device, buffers: dict[str, Any], rows: list[BufferRow], step: Step
+) -> tuple[list[BufferRow], dict[str, str]]:
+    """Copy each buffer to the device and back: the rows with the times, and the path of both ways and its reason."""
+    if not isinstance(device, MemoryDevice):
+        return rows, {}
+    copied, size = [], rows[0].size
+    back = numpy.zeros(size, numpy.uint8)
+    with pinning.Queue(device) as queue, pinning.alloc(size, device=device) as there:
+        ways = {"to the device": (there, buffers[rows[0].buffer]), "back, into ordinary memory": (back, there)}
+        for ends in ways.values():
+            pinning.copy(*ends, queue=queue)  # the first copy is slower than the others
+        plans = {way: pinning.explain(*ends, queue=queue) for way, ends in ways.items()}
+        for done, row in enumerate(rows):
+            step(f"Copying the {row.buffer}", done, len(rows))
+            to_device = seconds(partial(pinning.copy, there, buffers[row.buffer], queue=queue))
+            from_device = seconds(partial(pinning.copy, back, there, queue=queue))
+            wrong = int(numpy.count_nonzero(back != memory_at(row.host_ptr, size)))
+            copied.append(replace(row, to_device=to_device, from_device=from_device, wrong_bytes=wrong))
+    return copied, {way: f"{plan.path}, because {plan.reason}" for way, plan in plans.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from pinning.cli.units import size
+from pinning.cli.units import size as bytes_text
+from pinning.errors import LockLimitError
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import Device, LockLimit
 
@@ -38,14 +40,29 @@ class Bound(NamedTuple):
     remedy: str
 
 
-def bound(device: Device, memory_share: int) -> Bound:
-    """The limit on what a command locks: the vendor's, or the n-th part of the available memory."""
+def fit(device: Device, wanted: int, count: int, multiple_of: int) -> tuple[int, Bound | None]:
+    """The size of each of `count` buffers to lock, and the limit that makes them smaller than wanted, if any.
+
+    The limit is the vendor's, or a part of the available memory.
+
+    Raises
+    ------
+    LockLimitError
+        There is no room.
+    """
     memory = tightest_memory()
-    bounds = [Bound(memory.free // memory_share, f"{memory.name} has {size(max(memory.free, 0))} free", memory.remedy)]
+    why = f"{memory.name} has {bytes_text(max(memory.free, 0))} free"
+    bounds = [Bound(memory.free // 4, why, memory.remedy)]  # commands also fill other buffers
     if limit := lock_limit(device):
-        why = f"{limit.name} lets this process lock {size(limit.limit)}"
+        why = f"{limit.name} lets this process lock {bytes_text(limit.limit)}"
         bounds.append(Bound(limit.limit - limit.used, why, limit.remedy))
-    return min(bounds)
+    room = min(bounds)
+    share = room.size // count
+    size = min(share, wanted)
+    size -= size % (multiple_of if size >= multiple_of else mmap.PAGESIZE)
+    if size <= 0:
+        raise LockLimitError(f"{room.why}, too little for this command; to raise it: {room.remedy}")
+    return size, room if share < wanted else None
 
 
 def tightest_memory() -> Room:

@@ -32,7 +32,12 @@ def seconds(work: Callable[[], object]) -> float:
     return perf_counter() - begin
 
 
-def times(work: Callable[[], object], repeats: int, per: int = 1) -> Times:
-    """Run `work` once to warm up and then `repeats` times; each run does the measured operation `per` times."""
-    work()
-    return Times.of([seconds(work) for _ in range(repeats)], per)
+def times(work: Callable[[], object], repeats: int, per: int = 1, in_a_row: int = 1) -> Times:
+    """Run `work`, `in_a_row` times, once to warm up and then `repeats` times; it does what is measured `per` times."""
+
+    def run() -> None:
+        for _ in range(in_a_row):
+            work()
+
+    run()
+    return Times.of([seconds(run) for _ in range(repeats)], per * in_a_row)

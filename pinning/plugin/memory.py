@@ -52,7 +52,7 @@ class MemoryInfo(NamedTuple):
 
 @runtime_checkable
 class CopyDevice(Device, Protocol):
-    """A device with memory of its own, for the copies of ``pinning demo`` and ``pinning bench``."""
+    """A device with memory of its own, for the copies of ``pinning bench``."""
 
     @property
     def description(self) -> str:

@@ -18,16 +18,14 @@ from typing import Any
 import pytest
 
 from child_process import ordinary_user
-from standins import libhost
+from standins import libcuda, libhost
 from standins.standin import Driver
 
 MIB = 1 << 20
 _SHARED_MEMORY = Path("/dev/shm")
-# Puts this process's id into the names of a command's shared memory: other processes have theirs in the same folder.
-_OWN_NAMES = f"""
-from multiprocessing import shared_memory
-shared_memory._SHM_NAME_PREFIX = shared_memory._SHM_NAME_PREFIX.replace("psm", "{os.getpid()}")
-"""
+# Puts this process's id into the names of a command's files in shared memory: other processes have theirs there too.
+_OWN_NAMES = f"import tempfile; tempfile.template = '{os.getpid()}_'"
+BUFFERS = ["NumPy array", "bytearray", "mapped file", "shared memory"]
 WITHOUT_CLI = "import sys; sys.modules['typer'] = sys.modules['rich'] = None"
 HOST_ALONE = "import sys; sys.modules.update(dict.fromkeys(f'pinning_{name}' for name in ('cuda', 'hip', 'hsa', 'ur')))"
 
@@ -90,19 +88,27 @@ def pinning(tmp_path: Path) -> Pinning:
 def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None:
     report = pinning.json("demo", "--device", "host")
     assert report["ok"] is True
-    assert report["checks"]
-    assert all(report["checks"].values())
-    sizes = {row["name"]: row["size"] for row in report["buffers"]}
-    assert sizes.keys() == {"NumPy array", "memory-mapped file", "shared memory", "bytearray"}
-    assert sizes["memory-mapped file"] >= 256 * MIB
-    assert {row["buffer"]: row["size"] for row in report["copies"]} == sizes
-    assert [row["references"] for row in report["sharing"]] == [1, 2, 3, 1]
-    assert "overlaps" in report["refused"]
-    before, locked, after = report["witnesses"]
-    total = sum(row["locked"] for row in report["buffers"])
-    assert locked["is_pinned_ptr"] == total
-    assert locked["vmlck"] - before["vmlck"] >= total
-    assert (after["vmlck"], after["is_pinned_ptr"]) == (before["vmlck"], 0)
+    assert [row["buffer"] for row in report["buffers"]] == BUFFERS
+    assert all(row["lock"] > 0 and row["to_device"] > 0 and row["from_device"] > 0 for row in report["buffers"])
+    total = sum(row["size"] for row in report["buffers"])
+    assert total >= 128 * MIB
+    seen = {check["what"]: check["seen"] for check in report["checks"] if check["ok"]}
+    assert seen["the buffers are locked"] == "128 MiB pinned on host:0, 128 MiB counted by the kernel (VmLck)"
+    assert seen["a lock inside a region is counted"] == "2 references, then 1"
+    assert seen["a partial overlap is refused"] == "PartialOverlapError"
+    assert seen["every byte arrived"] == f"0 of {total:,} differ"
+    assert {"lookups find them, and nothing behind", "the buffers are unlocked"} < seen.keys()
+    assert {row["what"] for row in report["lookups"]} >= {"ptr in PageTable", "PinnedMap.find"}
+
+
+def test_demo_says_the_path_of_its_copies_and_what_to_do_next(pinning: Pinning) -> None:
+    said = pinning.text("demo", "--device", "host")
+    assert all(name in said for name in BUFFERS)
+    assert "to the device: direct, because the host's memory is locked" in said
+    assert "back, into ordinary memory: staged, because the host's memory is pageable" in said
+    assert "No GPU was used: pinning doctor reports why" in said
+    assert "✓ All checks passed." in said
+    assert said.endswith("More about this machine: pinning doctor, pinning bench")
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["doctor"], ["bench", "--quick"]], ids=lambda words: words[0])
@@ -113,8 +119,8 @@ def test_fits_80_columns(pinning: Pinning, arguments: list[str]) -> None:
 def test_demo_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
     report = pinning.json("demo", "--device", "host", memlock=8 * MIB)
     assert report["ok"] is True
-    assert 0 < sum(row["locked"] for row in report["buffers"]) <= 8 * MIB
-    assert max(row["size"] for row in report["buffers"]) >= 256 * MIB
+    assert [row["buffer"] for row in report["buffers"]] == BUFFERS
+    assert MIB < sum(row["size"] for row in report["buffers"]) <= 8 * MIB
     said = pinning.text("demo", "--device", "host", memlock=8 * MIB)
     assert "No GPU was used" in said
     assert "RLIMIT_MEMLOCK lets this process lock 8 MiB" in said
@@ -132,18 +138,18 @@ def test_a_limit_of_nothing_is_said_with_the_command_that_raises_it(pinning: Pin
 
 
 READ_ONLY = """
-import errno, os, shutil
-from pinning.cli import demo_buffers
+import errno, os, tempfile
+temporary_file = tempfile.TemporaryFile
+def refused(*arguments, dir=None, **names):
+    if dir == "/dev/shm":
+        raise OSError(errno.EROFS, "Read-only file system")
+    return temporary_file(*arguments, dir=dir, **names)
 
-def refused(*arguments, **names):
-    raise OSError(errno.EROFS, "Read-only file system", "/dev/shm/psm_1")
-
-demo_buffers.SharedMemory = refused
+tempfile.TemporaryFile = refused
 statvfs = os.statvfs
 class ReadOnly:
     f_flag = os.ST_RDONLY
 os.statvfs = lambda path: ReadOnly if str(path) == "/dev/shm" else statvfs(path)
-shutil.disk_usage = lambda path: type("Usage", (), {"free": 1 << 40})
 """
 
 
@@ -151,25 +157,75 @@ def test_where_shared_memory_is_read_only_the_demo_goes_on_and_doctor_says_so(pi
     how = {"first": READ_ONLY, "memlock": 8 * MIB}
     report = pinning.json("demo", "--device", "host", **how)
     assert report["ok"] is True
-    assert [row["name"] for row in report["buffers"]] == ["NumPy array", "memory-mapped file", "bytearray"]
+    assert [row["buffer"] for row in report["buffers"]] == BUFFERS[:-1]
     assert "Read-only file system" in report["missing"]["shared memory"]
-    assert "Without the shared memory: [Errno 30] Read-only" in pinning.text("demo", "--device", "host", **how)
+    said = pinning.text("demo", "--device", "host", **how)
+    assert "Without the shared memory: /dev/shm: [Errno 30] Read-only" in said
     (advice,) = [each for each in pinning.json("doctor", **how)["advice"] if "/dev/shm" in each["why"]]
     assert "named arenas" in advice["why"] and "remount,rw" in advice["command"]
 
 
+def test_demo_on_a_gpu_also_compares_pageable_and_locked_memory(
+    pinning: Pinning, build: Callable[[Driver], Path]
+) -> None:
+    variables = libcuda.DRIVER.environment(build(libcuda.DRIVER))
+    said = pinning.text("demo", variables=variables)
+    assert "pinning demo on cuda:0, Stand-in 0" in said
+    assert "No GPU was used" not in said
+    assert "the buffers are locked: 128 MiB pinned on cuda:0" in said
+    assert "to the device 128 MiB" in said[said.index("Copies of pageable memory, and of locked memory") :]
+    assert "pinning run --report -- PROGRAM" in said
+
+
+def test_demo_on_a_device_that_only_locks(pinning: Pinning, tmp_path: Path) -> None:
+    program = """
+from pinning.plugin import PinnedInfo
+locked = {}
+class device:
+    name, vendor = "acme:0", "acme"
+    data_lock = staticmethod(lambda ptr, size, read_only: locked.update({ptr: size}) or ptr + (1 << 50))
+    data_unlock = staticmethod(locked.pop)
+    @staticmethod
+    def is_pinned_ptr(ptr):
+        return next((PinnedInfo(at, size, at) for at, size in locked.items() if at <= ptr < at + size), None)
+class plugin:
+    name = "acme"
+    device_count = staticmethod(lambda: 1)
+    device = staticmethod(lambda index: device)
+"""
+    python_path = announce(tmp_path, "acme", program)
+    report = pinning.json("demo", "--device", "acme:0", python_path=python_path)
+    assert report["ok"] is True
+    assert (report["paths"], report["copies"]) == ({}, [])
+    assert [check["what"] for check in report["checks"]][-1] == "the buffers are unlocked"
+    said = pinning.text("demo", "--device", "acme:0", python_path=python_path)
+    assert "to the device" not in said
+    assert "✓ All checks passed." in said
+
+
+def test_demo_goes_on_without_room_for_a_file(pinning: Pinning) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
+    report = pinning.json("demo", "--device", "host", first=full)
+    assert report["ok"] is True
+    assert [row["buffer"] for row in report["buffers"]] == BUFFERS[:2]
+    assert report["missing"]["mapped file"] == "TMPDIR: [Errno 27] File too large"
+
+
 def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
     misplacing = """
-import ctypes
-from pinning_host.device import HostDevice
-def copy(self, dst, src, size):
-    ctypes.memmove(dst, src, size)
-    ctypes.memmove(dst + 8, src, 8)
-HostDevice.copy = copy
+import pinning
+copy = pinning.copy
+def misplace(dst, src, *arguments, **names):
+    copy(dst, src, *arguments, **names)
+    if not isinstance(dst, pinning.Allocation):
+        dst[8], dst[9] = dst[9], dst[8]
+pinning.copy = misplace
 """
     report = pinning.json("demo", "--device", "host", first=misplacing, exit_code=1)
-    assert [check for check, passed in report["checks"].items() if not passed] == ["every byte arrived"]
-    assert "every byte arrived" in pinning.text("demo", "--device", "host", first=misplacing, exit_code=1)
+    assert [check["what"] for check in report["checks"] if not check["ok"]] == ["every byte arrived"]
+    said = pinning.text("demo", "--device", "host", first=misplacing, exit_code=1)
+    assert "✗ every byte arrived: 8 of 134,217,728 differ" in said
+    assert said.index("✗ Failed: every byte arrived") > said.index("Lookup of one pointer")
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
