@@ -11,15 +11,12 @@ constexpr Address end_of_memory = ~Address{0};
 constexpr std::uint64_t most_turns = 64;  // per copy: each costs the driver 5 us and an entry in the stream
 
 /// Whether all of a range is memory of devices, or none of it is.
-bool is_device(MemoryRanges& ranges, char const* name, Address ptr, std::uint64_t size) {
-  if (ptr == 0 || size == 0 || ptr > end_of_memory - size) {
-    throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is not a range of memory");
-  }
-  auto const is_device_at = [&](Address at) { return ranges.of(at, ptr + size).kind == MemoryRange::Kind::device; };
-  if (!is_device_at(ptr)) return false;
-  for (Address at = ptr; at < ptr + size; at = ranges.of(at, ptr + size).end) {
+bool is_device(MemoryRanges& ranges, char const* name, Span span) {
+  auto const is_device_at = [&](Address at) { return ranges.of(at, span.end).kind == MemoryRange::Kind::device; };
+  if (!is_device_at(span.start)) return false;
+  for (Address at = span.start; at < span.end; at = ranges.of(at, span.end).end) {
     if (is_device_at(at)) continue;
-    throw InvalidRange(std::string(name) + " " + describe(ptr, size) +
+    throw InvalidRange(std::string(name) + " " + describe(span.start, span.end - span.start) +
                        " runs past the end of an allocation of the device, at " + describe(at));
   }
   return true;
@@ -61,14 +58,21 @@ CopyPlan plan_host_end(MemoryRanges& ranges, CopyRequest const& request, bool st
 
 }  // namespace
 
-CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size) {
+Direction direction_of(PinnedMap& map, VendorDevice& device, Span dst, Span src) {
   MemoryRanges ranges(map, device);
-  bool const dst_device = is_device(ranges, "dst", dst, size), src_device = is_device(ranges, "src", src, size);
-  Direction const direction = dst_device && src_device ? Direction::on_device
-                              : dst_device             ? Direction::to_device
-                              : src_device             ? Direction::to_host
-                                                       : Direction::in_host;
-  return {dst, src, size, direction};
+  bool const dst_device = is_device(ranges, "dst", dst), src_device = is_device(ranges, "src", src);
+  return dst_device && src_device ? Direction::on_device
+         : dst_device             ? Direction::to_device
+         : src_device             ? Direction::to_host
+                                  : Direction::in_host;
+}
+
+CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size) {
+  for (auto const& [name, ptr] : {std::pair("dst", dst), std::pair("src", src)}) {
+    if (ptr != 0 && size != 0 && ptr <= end_of_memory - size) continue;
+    throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is not a range of memory");
+  }
+  return {dst, src, size, direction_of(map, device, {dst, dst + size}, {src, src + size})};
 }
 
 CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits) {
@@ -84,18 +88,6 @@ CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages
     case Direction::to_host: break;
   }
   return plan_host_end(ranges, request, stages, limits);
-}
-
-void CopyOperation::submit(VendorQueue& queue) {
-  try {
-    submit_all(queue);
-  } catch (...) {
-    try {
-      if (any_submitted_) queue.synchronize();
-    } catch (...) {  // the first error says more
-    }
-    throw;
-  }
 }
 
 PlannedCopy::PlannedCopy(PinnedMap& map, VendorDevice& device, CopyRequest const& request, bool stages,

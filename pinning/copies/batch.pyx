@@ -65,12 +65,17 @@ cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
 
     uint64_t bytes_of(const vector[CopyItem]& parts) noexcept
 
+    cppclass Span:
+        uint64_t start
+        uint64_t end
+
     cppclass Items:
         const uint64_t* dsts
         const uint64_t* srcs
         const uint64_t* sizes
         uint64_t size_step
         uint64_t count
+        Span span() noexcept
 
     enum class CEngine "pinning::Engine":
         automatic
@@ -302,15 +307,16 @@ cdef class Wanted:
     cdef Submitter queue
     cdef CEngine engine
 
+    cdef Items items(self):
+        cdef Items items
+        items.dsts, items.srcs, items.sizes = self.dsts.data, self.srcs.data, self.sizes.data
+        items.count, items.size_step = self.dsts.count, self.sizes.count == self.dsts.count
+        return items
+
     cdef tuple span(self):
         """The start and the size of a range that contains all sources and destinations."""
-        cdef uint64_t first = UNKNOWN, last = 0, largest = 0, i
-        for i in range(self.dsts.count):
-            first = min(first, self.dsts.data[i], self.srcs.data[i])
-            last = max(last, self.dsts.data[i], self.srcs.data[i])
-        for i in range(self.sizes.count):
-            largest = max(largest, self.sizes.data[i])
-        return first, min(last - first, UNKNOWN - largest) + largest
+        cdef Span span = self.items().span()
+        return span.start, span.end - span.start
 
 
 @cython.final
@@ -329,13 +335,11 @@ cdef class BatchCopy(NativeCopy):
 
 cdef BatchCopy planned(Wanted wanted):
     cdef BatchCopy work = BatchCopy.__new__(BatchCopy)
-    cdef Items items
+    cdef Items items = wanted.items()
     cdef CopyLimits limits = limits_of(costs)
     cdef object device = wanted.queue.device
     cdef VendorDevice* vendor = vendor_of(device)
     cdef VendorQueue* queue = (<Lane>wanted.queue.lanes[0]).queue
-    items.dsts, items.srcs, items.sizes = wanted.dsts.data, wanted.srcs.data, wanted.sizes.data
-    items.count, items.size_step = wanted.dsts.count, wanted.sizes.count == wanted.dsts.count
     work.map, work.staging, work.owners = map_of(device), staging_of(device), wanted.owners
     try:
         with nogil:

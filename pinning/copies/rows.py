@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinning.copies.batch import copy_rows_in_turn
 from pinning.copies.copy import resubmitted
 from pinning.copies.ends import End, end_of
-from pinning.copies.work import Copy, RangeCopy, count_moved, submit_rows
+from pinning.copies.work import Copy, RowsCopy, submit_native
 from pinning.errors import InvalidRangeError
-from pinning.plugin import VendorQueue
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
@@ -81,65 +78,19 @@ class _Rows(NamedTuple):
     width: int
     height: int
 
-    @property
-    def host_pitch(self) -> int:
-        return self.src_pitch if self.to.device is not None else self.dst_pitch
-
     def host_span(self) -> tuple[int, int]:
         """The start and the size of the host's range."""
-        host = self.origin if self.to.device is not None else self.to
-        return host.ptr, self.host_pitch * (self.height - 1) + self.width
+        host, pitch = (self.origin, self.src_pitch) if self.to.device is not None else (self.to, self.dst_pitch)
+        return host.ptr, pitch * (self.height - 1) + self.width
 
 
-def _copy_rows(block: _Rows, queue: Queue, wait_for: tuple[Event, ...]) -> Copy:
-    to, dst_pitch, origin, src_pitch, width, height = block
-    host_pitch = block.host_pitch
-    _, span = block.host_span()
-    planned = RangeCopy(to, origin, span, queue.device, stages=False)
-    plan = planned.plan()
-    if to.device is not None and origin.device is None and not plan.is_direct:
-        copy = copy_rows_in_turn(*block, queue, wait_for)
+def _copy_rows(rows: _Rows, queue: Queue, wait_for: tuple[Event, ...]) -> Copy:
+    work = RowsCopy(*rows, queue.device)
+    plan = work.plan()
+    if rows.to.device is not None and rows.origin.device is None and not plan.is_direct:
+        copy = copy_rows_in_turn(*rows, queue, wait_for)
         if copy is not None:
             return copy
-    borders = [step.dst - to.ptr for step in plan.steps[1:]]
-
-    def work(vendor_queue: VendorQueue) -> None:
-        submitted = False
-        try:
-            for row, rows, column, count in _blocks(borders, host_pitch, width, height):
-                at, start = to.ptr + row * dst_pitch + column, origin.ptr + row * src_pitch + column
-                if rows == 1:
-                    vendor_queue.copy(at, start, count)
-                else:
-                    vendor_queue.copy_2d(at, dst_pitch, start, src_pitch, count, rows)
-                submitted = True
-        except BaseException:
-            if submitted:
-                with suppress(BaseException):  # the first error says more
-                    vendor_queue.synchronize()
-            raise
-
-    span = dst_pitch * (height - 1) + width
-    copy = submit_rows(queue, work, to.ptr, span, wait_for, (planned, to.owner, origin.owner), plan.is_direct)
-    count_moved(plan.path, width * height)
+    copy = submit_native(queue, work, wait_for)
     copy.path, copy.reason = plan.path, plan.reason
     return copy
-
-
-def _blocks(borders: list[int], pitch: int, width: int, height: int) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks that cross no border: the first row, the number of rows, the first column, and the bytes of each row.
-
-    Borders are those of locks, as offsets in the host's memory.
-    """
-    cut: dict[int, list[int]] = {}
-    starts = {0, height}
-    for border in borders:
-        row, column = divmod(border, pitch)
-        if 0 < column < width:
-            cut.setdefault(row, []).append(column)
-            starts |= {row, row + 1}
-        else:
-            starts.add(row + (column > 0))
-    for first, end in pairwise(sorted(starts)):
-        for column, next_column in pairwise([0, *cut.get(first, ()), width]):
-            yield first, end - first, column, next_column - column

@@ -35,7 +35,6 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
         cbool in_turn
         uint64_t ask_from
         cbool to_device() noexcept
-        cbool has_host_end() noexcept
 
     cppclass CopyStep:
         uint64_t dst
@@ -58,6 +57,21 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
         CopiedRange(CPinnedMap& map, VendorDevice& device, const CopyRequest& request, cbool stages,
                     const CopyLimits& limits) except +raise_in_python
         const CopyRequest& request() noexcept
+        const CopyPlan& plan() noexcept
+
+
+cdef extern from "<pinning/rows.hpp>" namespace "pinning" nogil:
+    cppclass Rows:
+        uint64_t dst
+        uint64_t dst_pitch
+        uint64_t src
+        uint64_t src_pitch
+        uint64_t width
+        uint64_t height
+
+    cppclass CopiedRows "pinning::RowsCopy"(CopyOperation):
+        CopiedRows(CPinnedMap& map, VendorDevice& device, const Rows& rows, Direction direction,
+                   const CopyLimits& limits) except +raise_in_python
         const CopyPlan& plan() noexcept
 
 
@@ -105,9 +119,8 @@ cdef class RangeCopy(NativeCopy):
     cdef End to, origin
 
 
-cdef class RowsCopy(Work):
-    """Vendor calls that a Python function makes."""
+cdef class RowsCopy(NativeCopy):
+    """The copy of rows."""
 
-    cdef object calls
-    cdef tuple kept
-    cdef bint direct
+    cdef CopiedRows* rows  # the same as `operation`
+    cdef End to, origin

@@ -26,9 +26,8 @@ from pinning.plugin import MemoryConnection
 from pinning.queues.staging import staging_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    import pinning.plugin
     from pinning.copies.plan import Plan
     from pinning.plugin import MemoryDevice
     from pinning.queues import Queue
@@ -198,13 +197,62 @@ cdef class RangeCopy(NativeCopy):
         self.operation = self.range
 
     def plan(self) -> Plan:
-        cdef const CopyPlan* plan = &self.range.plan()
-        cdef const CopyRequest* request = &self.range.request()
-        cdef vector[CopyStep] native_steps = plan.steps
-        cdef CopyStep step
-        steps = tuple([Step(step.dst, step.src, step.size, PATHS[<int>step.path]) for step in native_steps])
-        to_device = request.to_device() if request.has_host_end() else None
-        return plan_of(PATHS[<int>plan.path], REASONS[<int>plan.reason], steps, to_device, self.to, self.origin)
+        return plan_between(self.range.plan(), self.to, self.origin)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class RowsCopy(NativeCopy):
+    """A copy of `height` rows of `width` bytes as it is planned now, for a queue of `device`.
+
+    Parameters
+    ----------
+    to, origin : End
+    dst_pitch, src_pitch : int
+        Bytes from the start of a row to that of the next.
+
+    Raises
+    ------
+    VendorError
+        The vendor refused to say whose memory an address is.
+    """
+
+    def __cinit__(
+        self,
+        End to not None,
+        uint64_t dst_pitch,
+        End origin not None,
+        uint64_t src_pitch,
+        uint64_t width,
+        uint64_t height,
+        device: MemoryDevice,
+    ) -> None:
+        cdef CopyLimits limits = limits_of(costs)
+        cdef VendorDevice* vendor = vendor_of(device)
+        cdef Direction direction = direction_between(to, origin)
+        cdef Rows rows
+        rows.dst, rows.dst_pitch, rows.src, rows.src_pitch = to.ptr, dst_pitch, origin.ptr, src_pitch
+        rows.width, rows.height = width, height
+        self.map = map_of(device)
+        self.to, self.origin, self.owners = to, origin, (to.owner, origin.owner)
+        self.written, self.written_size = to.ptr, dst_pitch * (height - 1) + width
+        try:
+            with nogil:
+                self.rows = new CopiedRows(dereference(self.map.map), dereference(vendor), rows, direction, limits)
+        finally:
+            unlock_orphans()
+        self.operation = self.rows
+
+    def plan(self) -> Plan:
+        return plan_between(self.rows.plan(), self.to, self.origin)
+
+
+cdef object plan_between(const CopyPlan& plan, End to, End origin):
+    cdef vector[CopyStep] native_steps = plan.steps
+    cdef CopyStep step
+    steps = tuple([Step(step.dst, step.src, step.size, PATHS[<int>step.path]) for step in native_steps])
+    to_device = None if (to.device is None) is (origin.device is None) else to.device is not None
+    return plan_of(PATHS[<int>plan.path], REASONS[<int>plan.reason], steps, to_device, to, origin)
 
 
 cdef Direction direction_between(End to, End origin) except *:
@@ -218,21 +266,6 @@ cdef Direction direction_between(End to, End origin) except *:
     return Direction.between_devices if connected else Direction.through_host
 
 
-@cython.final
-cdef class RowsCopy(Work):
-    cdef submit(self, Lane lane):
-        self.calls(lane.vendor)
-
-    cdef bint keeps(self, object thing):
-        for each in self.kept:
-            if each is thing:
-                return True
-        return False
-
-    cdef str unrecordable(self):
-        return None if self.direct else PAGEABLE
-
-
 def submit_native(Submitter queue not None: Queue, NativeCopy work not None, wait_for: Iterable[Event]) -> Copy:
     """Submit a copy by libpinning.
 
@@ -241,23 +274,4 @@ def submit_native(Submitter queue not None: Queue, NativeCopy work not None, wai
     VendorError
         The vendor refused a part. Parts submitted before it are complete by then.
     """
-    return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())
-
-
-def submit_rows(
-    Submitter queue not None: Queue,
-    calls: Callable[[pinning.plugin.VendorQueue], object],
-    uint64_t dst,
-    uint64_t size,
-    wait_for: Iterable[Event],
-    tuple keep not None: tuple[object, ...],
-    bint direct,
-) -> Copy:
-    """As `Queue.submit`, for calls that write nothing but `size` bytes at `dst`.
-
-    `direct`: the device alone moves the bytes, so that a graph can record the calls.
-    """
-    cdef RowsCopy work = RowsCopy.__new__(RowsCopy)
-    work.calls, work.kept, work.direct = calls, keep, direct
-    work.written, work.written_size = dst, size
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())

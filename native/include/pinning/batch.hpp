@@ -19,6 +19,18 @@ struct Items {
   std::uint64_t const* sizes;
   std::uint64_t size_step;
   std::uint64_t count;
+
+  /// A range that contains all sources and destinations.
+  Span span() const noexcept {
+    Address first = ~Address{0}, last = 0;
+    std::uint64_t largest = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      first = std::min({first, dsts[i], srcs[i]});
+      last = std::max({last, dsts[i], srcs[i]});
+      largest = std::max(largest, sizes[i * size_step]);
+    }
+    return {first, last + std::min(largest, ~Address{0} - last)};
+  }
 };
 
 /// The parts of a batch, by what moves them.
@@ -148,6 +160,7 @@ class Batch final : public CopyOperation {
 
   PINNING_API CopyPath path() const noexcept override;
   PINNING_API Reason reason() const noexcept override;
+  Span written() const noexcept override { return {parts_.written, parts_.written_end}; }
   Parts const& parts() const noexcept { return parts_; }
   /// Number of pageable parts that were left to the vendor's own copy, for which `submit` has waited.
   std::uint64_t plain() const noexcept { return plain_; }

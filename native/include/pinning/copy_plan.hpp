@@ -60,8 +60,10 @@ struct CopyRequest {
   Address host() const noexcept { return to_device() ? src : dst; }
 };
 
-/// Find out where the two ends are, each in host or in device memory. Throws InvalidRange for an invalid range or one
-/// that runs past the end of an allocation of the device, or what the vendor throws.
+/// Find out where two ranges are, each in host or in device memory. Throws InvalidRange for a range that runs past the
+/// end of an allocation of the device, or what the vendor throws.
+PINNING_API Direction direction_of(PinnedMap& map, VendorDevice& device, Span dst, Span src);
+/// The same for a copy. Throws InvalidRange for an invalid range, too.
 PINNING_API CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size);
 
 /// A part of a copy, on one path.
@@ -87,11 +89,23 @@ class CopyOperation {
   CopyOperation(CopyOperation const&) = delete;
 
   /// Submit it, once. Throws what the vendor throws; everything submitted is then complete.
-  virtual void submit(VendorQueue& queue);
+  void submit(VendorQueue& queue) {
+    try {
+      submit_all(queue);
+    } catch (...) {
+      try {
+        if (any_submitted_) queue.synchronize();
+      } catch (...) {  // the first error says more
+      }
+      throw;
+    }
+  }
 
   /// The slowest path of its parts, and the reason; final once it is submitted.
   virtual CopyPath path() const noexcept = 0;
   virtual Reason reason() const noexcept = 0;
+  /// All that it writes lies in this range.
+  virtual Span written() const noexcept = 0;
   /// Whether the device alone moves all bytes.
   bool is_direct() const noexcept { return path() == CopyPath::direct; }
 
@@ -115,6 +129,7 @@ class PlannedCopy final : public CopyOperation {
   CopyPlan const& plan() const noexcept { return plan_; }
   CopyPath path() const noexcept override { return no_room_ ? CopyPath::plain : plan_.path; }
   Reason reason() const noexcept override { return no_room_ ? Reason::no_room : plan_.reason; }
+  Span written() const noexcept override { return {request_.dst, request_.dst + request_.size}; }
 
  private:
   void submit_all(VendorQueue& queue) override;
