@@ -67,6 +67,7 @@ NATIVE = (
     "vendors/cuda vendors/hip vendors/host vendors/hsa vendors/ur",
     "map",
     "copies",
+    "queues",
     "capi",
     "tool",
     "tool/openmp",

@@ -13,12 +13,19 @@ typedef struct target {
   int (*release)(void *device);
 } target;
 
-/* Maps are counted: only the first copies to the device, and only the last copies back and releases. */
-int data_begin(pinning_map *locks, const target *device, void *host, size_t size, int type);
-int data_end(pinning_map *locks, const target *device, void *host, size_t size, int type);
+/* Where copies go. They are submitted to the queue, in order; what is not in the queue must wait for it. */
+typedef struct environment {
+  pinning_map *locks;
+  pinning_queue *queue;
+  const target *device;
+} environment;
 
-/* `target update`: copies whatever the count. */
-int data_update(pinning_map *locks, void *host, size_t size, int type);
+/* Maps are counted: only the first copies to the device, and only the last copies back, waits and releases. */
+int data_begin(const environment *to, void *host, size_t size, int type);
+int data_end(const environment *from, void *host, size_t size, int type);
+
+/* `target update`: copies whatever the count, and waits. */
+int data_update(const environment *where, void *host, size_t size, int type);
 
 /* The device's address of a byte that is mapped, or null. */
 void *device_address(const void *host);

@@ -14,8 +14,8 @@
 namespace pinning {
 
 /// What is restarted in a child, in this order.
-enum class Subsystem : std::uint8_t { status, budget, watch, devices, maps, copies };
-inline constexpr std::size_t subsystems = 6;
+enum class Subsystem : std::uint8_t { status, budget, watch, devices, maps, copies, queues };
+inline constexpr std::size_t subsystems = 7;
 
 /// Have `begin_anew` called in the child of each fork from now on; each subsystem has one function, which may be set
 /// again. It must not rely on any lock being free, nor on a structure that a lock guards being consistent.

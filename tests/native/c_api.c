@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* <pinning/pinning.h> used by a C99 program with its own locker: what each call returns, and the state it leaves. */
+#define _POSIX_C_SOURCE 200112L
 #include <pinning/pinning.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define EXPECT(condition)                                                        \
   do {                                                                           \
@@ -289,6 +292,74 @@ static void mappings(pinning_map *map) {
   EXPECT(count(map) == 0);
 }
 
+static void queues(pinning_map *map, pinning_map *host, char *to, char *from) {
+  pinning_queue *queue;
+  pinning_event *copied, *rows, *batch, *all, *wrong[] = {NULL};
+  pinning_path path;
+  pinning_reason reason;
+  int done;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_create(map, &queue)); /* a private map has no queues */
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_create(NULL, &queue));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_create(host, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_adopt(host, NULL, &queue)); /* the host has no default stream */
+  GIVES(PINNING_OK, pinning_queue_create(host, &queue));
+  memset(to, 0, 300);
+  from[0] = 'q';
+  GIVES(PINNING_OK, pinning_queue_copy(queue, to, from, 100, NULL, 0, &copied));
+  GIVES(PINNING_OK, pinning_queue_copy_2d(queue, to + 100, 20, to, 10, 10, 5, &copied, 1, &rows));
+  void *dsts[] = {to + 200};
+  const void *srcs[] = {to + 100};
+  const size_t sizes[] = {10};
+  pinning_event *both[] = {copied, rows};
+  GIVES(PINNING_OK, pinning_queue_copy_batch(queue, dsts, srcs, sizes, 1, both, 2, &batch));
+  GIVES(PINNING_OK, pinning_queue_wait(queue, both, 2));
+  GIVES(PINNING_OK, pinning_queue_record(queue, &all));
+  GIVES(PINNING_OK, pinning_event_wait(all));
+  GIVES(PINNING_OK, pinning_event_done(all, &done));
+  EXPECT(done && to[200] == 'q' && !memcmp(to, from, 100));
+  for (int row = 0; row < 5; ++row) EXPECT(!memcmp(to + 100 + 20 * row, from + 10 * row, 10) && !to[110 + 20 * row]);
+  GIVES(PINNING_OK, pinning_event_path(batch, &path));
+  GIVES(PINNING_OK, pinning_event_reason(batch, &reason));
+  EXPECT(reason == PINNING_REASON_IN_HOST);
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_event_path(all, &path)); /* not of a copy */
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_event_reason(NULL, &reason));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_event_done(all, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_event_wait(NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_event_destroy(NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy(queue, to, from, 0, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_copy(NULL, to, from, 1, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_copy(queue, to, from, 1, NULL, 1, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_copy(queue, to, from, 1, wrong, 1, NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_2d(queue, to, 9, from, 10, 10, 2, NULL, 0, NULL)); /* rows overlap */
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_2d(queue, to, 10, from, 10, 0, 2, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_2d(queue, to, 10, from, 10, 10, 0, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_2d(queue, to, SIZE_MAX / 2, from, 10, 10, 4, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_2d(queue, NULL, 10, from, 10, 10, 2, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_RANGE, pinning_queue_copy_batch(queue, dsts, srcs, sizes, 0, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_copy_batch(queue, dsts, srcs, NULL, 1, NULL, 0, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_record(queue, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_synchronize(NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_destroy(NULL));
+  GIVES(PINNING_OK, pinning_queue_synchronize(queue));
+  pid_t const child = fork();
+  if (child == 0) {
+    int const refused = pinning_queue_copy(queue, to, from, 1, NULL, 0, NULL) == PINNING_UNAVAILABLE &&
+                        pinning_event_wait(batch) == PINNING_UNAVAILABLE &&
+                        pinning_queue_synchronize(queue) == PINNING_UNAVAILABLE &&
+                        pinning_event_destroy(batch) == PINNING_OK &&
+                        pinning_queue_destroy(queue) == PINNING_UNAVAILABLE;
+    _exit(refused ? 0 : 1);
+  }
+  int status;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  GIVES(PINNING_OK, pinning_queue_destroy(queue));
+  GIVES(PINNING_OK, pinning_event_wait(copied)); /* events outlive their queue */
+  GIVES(PINNING_OK, pinning_event_destroy(copied));
+  GIVES(PINNING_OK, pinning_event_destroy(rows));
+  GIVES(PINNING_OK, pinning_event_destroy(batch));
+  GIVES(PINNING_OK, pinning_event_destroy(all));
+}
+
 static void copies(pinning_map *map) {
   pinning_map *host;
   char *const from = malloc(300), *const to = calloc(1, 300);
@@ -333,6 +404,7 @@ static void copies(pinning_map *map) {
   GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_wait(NULL));
   GIVES(PINNING_OK, pinning_unlock(host, from));
   EXPECT(count(host) == 0);
+  queues(map, host, to, from);
   free(from);
   free(to);
 }

@@ -24,7 +24,7 @@ from run_folder import made_once, run_folder
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "native")]
-LIBPINNING = [path for part in ("base", "watch", "vendors", "map", "capi") for path in (NATIVE / part).rglob("*.cpp")]
+LIBPINNING = [path for part in ("base", "watch", "vendors", "map", "queues", "capi") for path in (NATIVE / part).rglob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES, *os.environ.get("CXXFLAGS", "").split()]
 VARIANTS = {
@@ -43,6 +43,7 @@ ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
     "c_api_stress": ALL,
     "host_stress": [*HOST, *COPIES],
+    "lane_stress": ALL,
     "processors": [path for path in LIBPINNING if path.stem == "processors"],
     "staging_stress": COPIES,
     "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],
@@ -167,6 +168,9 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
             ("c_api_stress", "built", ["2", "1", "forks"]),
             ("c_api_stress", "thread", ["3", "2", "forks"]),
             ("c_api_stress", "address", ["2", "3"]),
+            ("lane_stress", "built", ["2", "1"]),
+            ("lane_stress", "thread", ["3", "2"]),
+            ("lane_stress", "address", ["2", "3"]),
             ("move_parts", "plain", ["2", "1"]),  # no sanitizer supports its coroutines
             ("out_of_memory", "built", []),
             ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator supports forks beside threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
@@ -70,6 +71,23 @@ for _name, _arguments in {
     "pinning_copy_reason": [c_void_p, POINTER(c_int)],
     "pinning_copy_done": [c_void_p, POINTER(c_int)],
     "pinning_copy_wait": [c_void_p],
+    "pinning_queue_create": [c_void_p, POINTER(c_void_p)],
+    "pinning_queue_adopt": [c_void_p, c_void_p, POINTER(c_void_p)],
+    "pinning_queue_destroy": [c_void_p],
+    "pinning_queue_copy": [*[c_void_p] * 3, c_size_t, c_void_p, c_size_t, POINTER(c_void_p)],
+    "pinning_queue_copy_2d": [
+        *[c_void_p, c_void_p, c_size_t, c_void_p],
+        *[*[c_size_t] * 3, c_void_p, c_size_t, POINTER(c_void_p)],
+    ],
+    "pinning_queue_copy_batch": [*[c_void_p] * 4, c_size_t, c_void_p, c_size_t, POINTER(c_void_p)],
+    "pinning_queue_record": [c_void_p, POINTER(c_void_p)],
+    "pinning_queue_wait": [c_void_p, c_void_p, c_size_t],
+    "pinning_queue_synchronize": [c_void_p],
+    "pinning_event_done": [c_void_p, POINTER(c_int)],
+    "pinning_event_wait": [c_void_p],
+    "pinning_event_path": [c_void_p, POINTER(c_int)],
+    "pinning_event_reason": [c_void_p, POINTER(c_int)],
+    "pinning_event_destroy": [c_void_p],
 }.items():
     getattr(_lib, _name).argtypes = _arguments
 
@@ -171,6 +189,94 @@ class Copy:
 
     def wait(self) -> None:
         call("pinning_copy_wait", self._copy)
+
+
+class Event:
+    """The end of an operation in a `Queue`; freed with this object."""
+
+    def __init__(self, event: c_void_p) -> None:
+        self.handle = event
+
+    def __del__(self) -> None:
+        call("pinning_event_destroy", self.handle)
+
+    @property
+    def path(self) -> CopyPath:
+        path = c_int()
+        call("pinning_event_path", self.handle, byref(path))
+        return tuple(CopyPath)[path.value]
+
+    @property
+    def reason(self) -> Reason:
+        reason = c_int()
+        call("pinning_event_reason", self.handle, byref(reason))
+        return tuple(Reason)[reason.value]
+
+    def done(self) -> bool:
+        done = c_int()
+        call("pinning_event_done", self.handle, byref(done))
+        return bool(done.value)
+
+    def wait(self) -> None:
+        call("pinning_event_wait", self.handle)
+
+
+class Queue:
+    """A queue of a device, or over a stream."""
+
+    def __init__(self, device: str, stream: int | None = None) -> None:
+        opened = c_void_p()
+        call("pinning_map_open", byref(opened), device.encode())
+        self._queue = c_void_p()
+        if stream is None:
+            call("pinning_queue_create", opened, byref(self._queue))
+        else:
+            call("pinning_queue_adopt", opened, stream, byref(self._queue))
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._queue:
+            self.destroy()
+
+    def destroy(self) -> None:
+        queue, self._queue = self._queue, c_void_p()
+        call("pinning_queue_destroy", queue)
+
+    def copy(self, dst: int, src: int, size: int, wait_for: Sequence[Event] = ()) -> Event:
+        return self._submit("copy", dst, src, size, wait_for=wait_for)
+
+    def copy_2d(self, *rows: int, wait_for: Sequence[Event] = ()) -> Event:
+        return self._submit("copy_2d", *rows, wait_for=wait_for)
+
+    def copy_batch(self, *batch: object, wait_for: Sequence[Event] = ()) -> Event:
+        """`batch`: the addresses of both ends, and the sizes, as arrays of uint64."""
+        return self._submit("copy_batch", *_arrays(*batch), wait_for=wait_for)
+
+    def copy_without_event(self, dst: int, src: int, size: int) -> None:
+        call("pinning_queue_copy", self._queue, dst, src, size, None, 0, None)
+
+    def record(self) -> Event:
+        event = c_void_p()
+        call("pinning_queue_record", self._queue, byref(event))
+        return Event(event)
+
+    def wait_for(self, *events: Event) -> None:
+        call("pinning_queue_wait", self._queue, _handles(events), len(events))
+
+    def synchronize(self) -> None:
+        call("pinning_queue_synchronize", self._queue)
+
+    def _submit(self, copy: str, *arguments: object, wait_for: Sequence[Event]) -> Event:
+        event = c_void_p()
+        waits = _handles(wait_for), len(wait_for)
+        call(f"pinning_queue_{copy}", self._queue, *arguments, *waits, byref(event))
+        return Event(event)
+
+
+def _handles(events: Sequence[Event]) -> ctypes.Array[c_void_p] | None:
+    return (c_void_p * len(events))(*[event.handle for event in events]) if events else None
 
 
 def _arrays(dsts: Any, srcs: Any, sizes: Any) -> tuple[int, int, int, int]:

@@ -280,10 +280,11 @@ struct pinning_copy;
 
 /*
  * The same in the vendor's `stream` (a CUstream, hipStream_t, ... of the map's device), after everything submitted to
- * it before; returns once it is submitted, which takes longer for PINNING_PATH_PLAIN. Null: the vendor's default
- * stream, or a queue of the copy's own if the device has none. The caller keeps the stream and the memory, whose locks
- * are held, until `pinning_copy_wait`, and submits nothing else to the stream during this call. A forked child must not
- * use its parent's copies. PINNING_INVALID_ARGUMENT if the stream is being captured; the capture continues.
+ * it before; returns once it is submitted, which takes longer for PINNING_PATH_PLAIN. A source that an earlier copy of
+ * this interface in the same stream writes is read after that. Null: the vendor's default stream, or a queue of the
+ * copy's own if the device has none. The caller keeps the stream and the memory, whose locks are held, until
+ * `pinning_copy_wait`, and submits nothing else to the stream during this call. A forked child must not use its parent's
+ * copies. PINNING_INVALID_ARGUMENT if the stream is being captured; the capture continues.
  */
 PINNING_API pinning_status pinning_copy_async(pinning_map *map, void *dst, const void *src, size_t size, void *stream,
                                               struct pinning_copy **copy) PINNING_NOEXCEPT;
@@ -311,6 +312,79 @@ PINNING_API pinning_status pinning_copy_done(struct pinning_copy *copy, int *don
 
 /* Wait until it is complete and free `copy`, even if an error is returned: that of the copy, or of work before it. */
 PINNING_API pinning_status pinning_copy_wait(struct pinning_copy *copy) PINNING_NOEXCEPT;
+
+/* ---- queues ---- */
+
+/*
+ * An in-order queue: each operation starts after all earlier ones and after the events in its wait list. A copy reads
+ * its source in its turn, whatever memory that is: also if work of this queue, or what its events stand for, writes it.
+ * Any thread may submit. Queues and events of a parent process must not be used in a forked child.
+ */
+typedef struct pinning_queue pinning_queue;
+
+/* The end of an operation. It may outlive its queue. */
+typedef struct pinning_event pinning_event;
+
+/* Make a queue of the device of `map`, which is from `pinning_map_open`. */
+PINNING_API pinning_status pinning_queue_create(pinning_map *map, pinning_queue **queue) PINNING_NOEXCEPT;
+
+/*
+ * Make a queue over the vendor's `stream`, as for `pinning_copy_async`, to which others submit as well; what they have
+ * submitted comes first, but what it writes is not known: a copy of pageable memory that it writes must wait for an event.
+ * The caller keeps the stream until the queue is destroyed. PINNING_INVALID_ARGUMENT if `stream` is null and the device
+ * has no default stream.
+ */
+PINNING_API pinning_status pinning_queue_adopt(pinning_map *map, void *stream, pinning_queue **queue) PINNING_NOEXCEPT;
+
+/*
+ * Wait until all work of the queue is complete, give the vendor's queue back (an adopted one stays) and free `queue`,
+ * even if an error is returned: that of work that no event has reported.
+ */
+PINNING_API pinning_status pinning_queue_destroy(pinning_queue *queue) PINNING_NOEXCEPT;
+
+/*
+ * Submit a copy as `pinning_copy` makes it, after the `waits` events of `wait_for`, which may be null if `waits` is 0;
+ * they are events of any queue of the same vendor. `event`, if not null, receives the end of the copy. The caller keeps
+ * the memory until then; its locks are held as long, and released by a later call for the queue or the event. If it is
+ * refused, nothing is in progress.
+ */
+PINNING_API pinning_status pinning_queue_copy(pinning_queue *queue, void *dst, const void *src, size_t size,
+                                              pinning_event *const *wait_for, size_t waits,
+                                              pinning_event **event) PINNING_NOEXCEPT;
+
+/* The same for `height` rows of `width` bytes, whose starts are `dst_pitch` and `src_pitch` bytes apart. */
+PINNING_API pinning_status pinning_queue_copy_2d(pinning_queue *queue, void *dst, size_t dst_pitch, const void *src,
+                                                 size_t src_pitch, size_t width, size_t height,
+                                                 pinning_event *const *wait_for, size_t waits,
+                                                 pinning_event **event) PINNING_NOEXCEPT;
+
+/* The same for many ranges, as `pinning_copy_batch`. */
+PINNING_API pinning_status pinning_queue_copy_batch(pinning_queue *queue, void *const *dsts, const void *const *srcs,
+                                                    const size_t *sizes, size_t count, pinning_event *const *wait_for,
+                                                    size_t waits, pinning_event **event) PINNING_NOEXCEPT;
+
+/* The end of all work so far; of an adopted stream also of what others have submitted. */
+PINNING_API pinning_status pinning_queue_record(pinning_queue *queue, pinning_event **event) PINNING_NOEXCEPT;
+
+/* Make all later work wait for these events, of any queue of the same vendor. */
+PINNING_API pinning_status pinning_queue_wait(pinning_queue *queue, pinning_event *const *events,
+                                              size_t count) PINNING_NOEXCEPT;
+
+/* Wait until all work so far is complete. An error is that of work that no event has reported. */
+PINNING_API pinning_status pinning_queue_synchronize(pinning_queue *queue) PINNING_NOEXCEPT;
+
+/* Write 1 if it is reached, otherwise 0. An error is that of its operation, or of work before it. */
+PINNING_API pinning_status pinning_event_done(pinning_event *event, int *done) PINNING_NOEXCEPT;
+
+/* Wait until it is reached. Errors as for `pinning_event_done`. */
+PINNING_API pinning_status pinning_event_wait(pinning_event *event) PINNING_NOEXCEPT;
+
+/* Of the end of a copy: the slowest path of its parts, and the reason for it. Otherwise PINNING_INVALID_ARGUMENT. */
+PINNING_API pinning_status pinning_event_path(const pinning_event *event, pinning_path *path) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_event_reason(const pinning_event *event, pinning_reason *reason) PINNING_NOEXCEPT;
+
+/* Free an event, whether or not it is reached. */
+PINNING_API pinning_status pinning_event_destroy(pinning_event *event) PINNING_NOEXCEPT;
 
 #undef PINNING_ENUM
 #undef PINNING_CAST

@@ -464,6 +464,7 @@ def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocatio
 def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Allocations) -> None:
     core = pytest.importorskip("cuda.core")
     target = memory.array(10)
+    core.Device(0).set_current()  # for its events
     stream = core.Stream.from_handle(queue.handle)
     with HeldQueue(queue) as held:
         queue.fill(target.ctypes.data, b"\5", 10)

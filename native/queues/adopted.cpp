@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// One lane for each stream of others, as long as anything uses it: so a copy knows what earlier copies in it may write.
+//
+// Locks: `AdoptedLanes::mutex_` guards the list, and is held during no call of a vendor.
+#include <memory>
+#include <mutex>
+#include <pinning/lane.hpp>
+#include <vector>
+
+#include "../base/process.hpp"
+
+namespace pinning {
+
+namespace {
+
+class AdoptedLanes {
+ public:
+  /// The lane of this stream; `fresh`, which may be null, if there is none.
+  std::shared_ptr<Lane> get(VendorDevice& device, std::uintptr_t stream, std::shared_ptr<Lane> const& fresh) {
+    std::lock_guard const guard(mutex_);
+    std::erase_if(lanes_, [](Entry const& each) { return each.lane.expired(); });
+    for (Entry const& each : lanes_) {
+      if (each.device != &device || each.stream != stream) continue;
+      if (auto lane = each.lane.lock()) return lane;
+    }
+    if (fresh != nullptr) lanes_.push_back({&device, stream, fresh});
+    return fresh;
+  }
+
+ private:
+  struct Entry {
+    VendorDevice* device;
+    std::uintptr_t stream;
+    std::weak_ptr<Lane> lane;
+  };
+
+  std::mutex mutex_;
+  std::vector<Entry> lanes_;
+};
+
+Only<AdoptedLanes> adopted_lanes;
+
+void begin_anew() { adopted_lanes.forget(); }
+
+}  // namespace
+
+std::shared_ptr<Lane> Lane::adopt(VendorDevice& device, std::uintptr_t stream) {
+  at_fork(Subsystem::queues, begin_anew);
+  AdoptedLanes& lanes = adopted_lanes.get([] { return std::make_unique<AdoptedLanes>(); });
+  if (auto known = lanes.get(device, stream, nullptr)) return known;
+  return lanes.get(device, stream, std::shared_ptr<Lane>(new Lane(device, device.adopt_queue(stream), true)));
+}
+
+}  // namespace pinning

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads that never saw Python submit to shared lanes of the host, own and adopted, wait for events, poll, close and
+// meet refusals: every byte arrives in its turn, and no operation is destroyed before it is complete, or never:
+// lane_stress [SECONDS] [SEED]
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <pinning/lane.hpp>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "expect.hpp"
+
+using namespace pinning;
+
+namespace {
+
+using Buffer = std::vector<unsigned char>;
+constexpr std::size_t bytes = 2000;
+
+Address address(void const* pointer) { return reinterpret_cast<Address>(pointer); }
+
+std::atomic<int> alive = 0;  // operations
+
+/// A copy whose source must not be read early. When it is destroyed, its bytes must have arrived.
+class Step final : public CopyOperation {
+ public:
+  Step(Buffer& dst, Buffer const& src, unsigned char value, bool refused)
+      : dst_(dst), src_(src), value_(value), refused_(refused) {
+    ++alive;
+  }
+  ~Step() override {
+    --alive;
+    expect(!any_submitted_ || dst_.back() == value_, "an operation was destroyed before it was complete");
+  }
+
+  CopyPath path() const noexcept override { return CopyPath::plain; }
+  Reason reason() const noexcept override { return Reason::in_host; }
+  Span written() const noexcept override { return {address(dst_.data()), address(dst_.data() + dst_.size())}; }
+
+ private:
+  void submit_all(VendorQueue& queue) override {
+    if (refused_) throw VendorError({"submit", 7, "refused", ""});
+    queue.copy(address(dst_.data()), address(src_.data()), dst_.size());
+    any_submitted_ = true;
+  }
+
+  Buffer& dst_;
+  Buffer const& src_;
+  unsigned char const value_;
+  bool const refused_;
+};
+
+using Lanes = std::vector<std::shared_ptr<Lane>>;
+
+/// Pass bytes from one buffer to the next, each time in a lane by lot, after the event of the one before.
+void pass_on(Lanes const& lanes, std::mt19937& chance) {
+  std::array<Buffer, 7> buffers;
+  for (Buffer& each : buffers) each.resize(bytes);
+  auto const value = static_cast<unsigned char>(1 + chance() % 255);
+  std::fill(buffers[0].begin(), buffers[0].end(), value);
+  std::optional<Event> before;
+  std::vector<Event> events;
+  for (std::size_t i = 0; i + 1 < buffers.size(); ++i) {
+    Lane& lane = *lanes[chance() % lanes.size()];
+    Events const after = before ? Events{&*before} : Events{};
+    if (chance() % 4 == 0) {
+      try {
+        lane.submit(std::make_unique<Step>(buffers[i + 1], buffers[i], value, true), after);
+        fail("a refusal was not reported");
+      } catch (VendorError const&) {
+      }
+    }
+    Buffer const& source = buffers[i];
+    auto step = std::make_unique<Step>(buffers[i + 1], source, value, false);
+    if (chance() % 3 == 0) {  // the event of all so far instead
+      lane.submit(std::move(step), after);
+      before = lane.record();
+    } else {
+      before = lane.submit_with_event(std::move(step), after);
+      Span const written{address(buffers[i + 1].data()), address(buffers[i + 1].data() + bytes)};
+      expect(lane.may_write(written, {}) || before->done(), "a lane forgot what pending work writes");
+    }
+    if (chance() % 3 == 0) events.push_back(*before);
+    if (chance() % 3 == 0) lane.poll();
+    if (chance() % 8 == 0) lane.wait({&*before});
+  }
+  if (chance() % 4 == 0) {
+    while (!before->done()) std::this_thread::yield();
+  } else {
+    before->wait();
+  }
+  expect(before->done(), "an event that was waited for is not done");
+  for (unsigned char const byte : buffers.back()) expect(byte == value, "a byte did not arrive in its turn");
+  for (Event& each : events) expect(each.done(), "what came before a reached event is not done");
+  for (auto const& lane : lanes) lane->drain();  // so that no operation refers to the buffers
+}
+
+/// A lane that is closed while another thread submits: what it has accepted is complete, and the rest is refused.
+void close_beside(VendorDevice& device, std::mt19937& chance) {
+  auto const lane = Lane::make(device);
+  Buffer const source(bytes, 5);
+  std::vector<Buffer> buffers(20, Buffer(bytes));
+  std::size_t accepted = 0;
+  std::optional<Event> last;
+  std::thread submitter([&] {
+    for (Buffer& each : buffers) {
+      try {
+        last = lane->submit_with_event(std::make_unique<Step>(each, source, 5, false), {});
+        ++accepted;
+      } catch (InvalidArgument const&) {
+        break;
+      }
+    }
+  });
+  if (chance() % 2 == 0) std::this_thread::yield();
+  lane->close();
+  submitter.join();
+  for (std::size_t i = 0; i < accepted; ++i) expect(buffers[i].back() == 5, "a closed lane left work undone");
+  if (last) expect(last->done(), "an event outlives its lane");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  double const seconds = count > 1 ? std::atof(arguments[1]) : 2;
+  unsigned const seed = count > 2 ? static_cast<unsigned>(std::atoi(arguments[2])) : 1;
+  VendorDevice& device = vendor_device("host:0");
+  {
+    Lanes lanes{Lane::make(device), Lane::make(device)};
+    auto const foreign = device.make_queue();
+    lanes.push_back(Lane::adopt(device, foreign->handle()));
+    expect(Lane::adopt(device, foreign->handle()) == lanes.back(), "a stream has two lanes");
+    std::atomic<long> rounds = 0;
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        std::mt19937 chance(seed * 100 + i);
+        for (Trial const trial{std::chrono::duration<double>(seconds)}; trial.goes_on(true); ++rounds) {
+          pass_on(lanes, chance);
+          if (chance() % 8 == 0) close_beside(device, chance);
+        }
+      });
+    }
+    for (std::thread& each : threads) each.join();
+    for (auto const& lane : lanes) lane->close();
+    std::printf("all right: %ld rounds\n", rounds.load());
+  }
+  expect(alive == 0, "an operation was never destroyed");
+}

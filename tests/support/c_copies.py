@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies in queues of <pinning/pinning.h>, whole, as a batch and as rows; pending work that writes what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy
+
+import c_api
+import pinning
+from noise import noise
+from pinning import MemoryKind
+
+PAGE = 4096
+ROW = 1024
+
+Copying = Callable[..., c_api.Event]
+
+
+def whole(queue: c_api.Queue, dst: int, src: int, size: int, wait_for: tuple[c_api.Event, ...] = ()) -> c_api.Event:
+    return queue.copy(dst, src, size, wait_for=wait_for)
+
+
+def batch(queue: c_api.Queue, dst: int, src: int, size: int, wait_for: tuple[c_api.Event, ...] = ()) -> c_api.Event:
+    starts = numpy.array([0, PAGE, size // 3, size - PAGE - 1], numpy.uint64)
+    sizes = numpy.diff(numpy.array([*starts, size], numpy.uint64))
+    return queue.copy_batch(numpy.uint64(dst) + starts, numpy.uint64(src) + starts, sizes, wait_for=wait_for)
+
+
+def rows(queue: c_api.Queue, dst: int, src: int, size: int, wait_for: tuple[c_api.Event, ...] = ()) -> c_api.Event:
+    return queue.copy_2d(dst, ROW, src, ROW, ROW, size // ROW, wait_for=wait_for)
+
+
+# What of the host's memory is locked, as slices.
+LOCKED = {
+    "nothing": [],
+    "all": [slice(None)],
+    "the first byte": [slice(0, 1)],
+    "all but the last page": [slice(0, -PAGE)],
+    "all but the first byte of the second page": [slice(0, PAGE), slice(2 * PAGE, None)],
+}
+
+
+def on_pages(size: int) -> numpy.ndarray:
+    """Zeroes from the start of a page on."""
+    memory = numpy.zeros(size + PAGE, numpy.uint8)
+    return memory[-memory.ctypes.data % PAGE :][:size]
+
+
+@contextmanager
+def two_blocks(gpu: Any, size: int) -> Iterator[tuple[int, int]]:
+    """Memory of the device, as addresses."""
+    with (
+        pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as first,
+        pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as second,
+    ):
+        yield first.ptr, second.ptr
+
+
+def check_order(queue: c_api.Queue, gpu: Any, write: Copying, read: Copying, size: int, busy: int) -> None:
+    """Copy to the host and from there to the device, behind a copy of `busy` bytes, beside every border of a lock."""
+    with two_blocks(gpu, busy) as blocks, two_blocks(gpu, size) as (origin, there):
+        for turn, (what, slices) in enumerate(LOCKED.items()):
+            expected, host = noise(size, turn), on_pages(size)
+            queue.copy(origin, expected.ctypes.data, size).wait()
+            with ExitStack() as locks:
+                for each in slices:
+                    locks.enter_context(pinning.lock(host[each], device=gpu))
+                queue.copy_without_event(*blocks, busy)
+                write(queue, host.ctypes.data, origin, size)
+                read(queue, there, host.ctypes.data, size)
+                queue.synchronize()
+            back = numpy.empty_like(expected)
+            queue.copy(back.ctypes.data, there, size).wait()
+            assert (back == expected).all(), what

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of <pinning/pinning.h> against a real NVIDIA driver, which reads pageable sources early."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import c_api
+from c_copies import Copying, batch, check_order, on_pages, rows, two_blocks, whole
+from noise import noise
+from pinning.errors import PluginUnavailableError
+from pinning.plugin.native import NativeQueue
+from pinning_cuda import CudaDevice, plugin
+
+BUSY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CudaDevice:
+    try:
+        return plugin.device(0)
+    except PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+
+
+@pytest.fixture
+def stream(gpu: CudaDevice) -> Iterator[NativeQueue]:
+    stream = gpu.make_queue()
+    yield stream
+    stream.synchronize()
+    stream.close()
+
+
+@pytest.mark.parametrize("size", [16 << 10, 192 << 10, 12 << 20])
+@pytest.mark.parametrize(("write", "read"), itertools.product([whole, batch, rows], repeat=2))
+@pytest.mark.parametrize("adopted", [False, True])
+def test_what_pending_work_writes_is_read_after_it(
+    gpu: CudaDevice, stream: NativeQueue, adopted: bool, write: Copying, read: Copying, size: int
+) -> None:
+    with c_api.Queue(gpu.name, stream.handle if adopted else None) as queue:
+        check_order(queue, gpu, write, read, size, BUSY)
+
+
+@pytest.mark.parametrize("size", [16 << 10, 192 << 10, 12 << 20])
+def test_copies_in_one_stream_know_of_each_other(gpu: CudaDevice, stream: NativeQueue, size: int) -> None:
+    locks = c_api.Map(gpu.name)
+    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
+    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (origin, there):
+        locks.copy(origin, expected.ctypes.data, size)
+        ends = [(busy[0], busy[1], BUSY), (host.ctypes.data, origin, size), (there, host.ctypes.data, size)]
+        for copy in [locks.copy_async(*each, stream.handle) for each in ends]:
+            copy.wait()
+        locks.copy(back.ctypes.data, there, size)
+        assert (back == expected).all()

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of <pinning/pinning.h>: copies in the order of their calls, on every path, as in queues of Python."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy
+import pytest
+
+import c_api
+import pinning
+from c_copies import PAGE, Copying, batch, check_order, on_pages, rows, two_blocks, whole
+from noise import noise
+from pinning.conformance.holding import HeldQueue
+from pinning.copies import CopyPath, trim_staging
+from pinning.plugin.native import NativeQueue
+from standins.standin import StandIn
+
+BUSY = 32 << 20  # bytes that the queue copies first: what follows waits for that, unless it does not wait as it should
+UNKNOWN = 999
+
+
+@pytest.fixture
+def stream(queue: NativeQueue) -> int:
+    """The vendor's handle of a queue."""
+    if not queue.handle:
+        pytest.skip("queues of this vendor have no handle, so there are none to adopt")
+    return queue.handle
+
+
+@pytest.fixture(params=["made", "adopted"])
+def c_queue(request: pytest.FixtureRequest, standin: StandIn, gpu: Any) -> Iterator[c_api.Queue]:
+    stream = request.getfixturevalue("stream") if request.param == "adopted" else None
+    with c_api.Queue(gpu.name, stream) as made:
+        yield made
+    gc.collect()
+
+
+@pytest.mark.parametrize("size", [192 << 10, 12 << 20])
+@pytest.mark.parametrize("read", [whole, batch, rows])
+@pytest.mark.parametrize("write", [whole, batch, rows])
+def test_what_pending_work_writes_is_read_after_it(
+    c_queue: c_api.Queue, gpu: Any, write: Copying, read: Copying, size: int
+) -> None:
+    check_order(c_queue, gpu, write, read, size, BUSY)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_copies_in_one_stream_know_of_each_other(stream: int, gpu: Any, locked: bool) -> None:
+    """Also those that `pinning_copy_async` submits, without a queue of the interface."""
+    size, locks = 192 << 10, c_api.Map(gpu.name)
+    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
+    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (origin, there), ExitStack() as held:
+        locks.copy(origin, expected.ctypes.data, size)
+        if locked:
+            held.enter_context(pinning.lock(host, device=gpu))
+        ends = [(busy[0], busy[1], BUSY), (host.ctypes.data, origin, size), (there, host.ctypes.data, size)]
+        for copy in [locks.copy_async(*each, stream) for each in ends]:
+            copy.wait()
+        locks.copy(back.ctypes.data, there, size)
+        assert (back == expected).all()
+
+
+@pytest.mark.parametrize("waits", ["the copy", "the queue"])
+@pytest.mark.parametrize("read", [whole, batch, rows])
+def test_what_another_queue_writes_is_read_after_its_event(
+    c_queue: c_api.Queue, gpu: Any, read: Copying, waits: str
+) -> None:
+    size = 192 << 10
+    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
+    with (
+        two_blocks(gpu, BUSY) as busy,
+        two_blocks(gpu, size) as (origin, there),
+        c_api.Queue(gpu.name) as second,
+    ):
+        c_queue.copy(origin, expected.ctypes.data, size).wait()
+        second.copy_without_event(*busy, BUSY)
+        written = second.copy(host.ctypes.data, origin, size)
+        if waits == "the queue":
+            c_queue.wait_for(written)
+        read(c_queue, there, host.ctypes.data, size, (written,) if waits == "the copy" else ())
+        c_queue.synchronize()
+        assert written.done()
+        c_queue.copy(back.ctypes.data, there, size).wait()
+        assert (back == expected).all()
+
+
+def test_an_event_outlives_its_queue(queue: NativeQueue, stream: int, gpu: Any) -> None:
+    host = noise(PAGE)
+    with two_blocks(gpu, PAGE) as (there, _), pinning.lock(host, device=gpu):
+        adopted = c_api.Queue(gpu.name, stream)
+        with HeldQueue(queue):
+            event, unused = (adopted.copy(there, host.ctypes.data, PAGE) for _ in range(2))
+            later = adopted.record()
+            assert not event.done()
+            assert not later.done()
+            assert event.path == CopyPath.DIRECT
+            with pytest.raises(c_api.StatusError, match="not of a copy"):
+                _ = later.path
+            del unused  # before it is reached
+        adopted.destroy()
+        event.wait()
+        assert event.done()
+        assert later.done()
+
+
+def test_locks_are_held_until_the_copy_is_over(queue: NativeQueue, stream: int, gpu: Any) -> None:
+    host, locks = noise(PAGE), c_api.Map(gpu.name)
+    with two_blocks(gpu, PAGE) as (there, _), c_api.Queue(gpu.name, stream) as adopted:
+        with HeldQueue(queue):
+            locks.lock(host.ctypes.data, PAGE)
+            event = adopted.copy(there, host.ctypes.data, PAGE)
+            adopted.copy_without_event(there, host.ctypes.data, PAGE)
+            locks.unlock(host.ctypes.data)
+            assert locks.find(host.ctypes.data) is not None
+        event.wait()
+        assert locks.find(host.ctypes.data) is not None  # of the second
+        adopted.synchronize()
+        assert locks.find(host.ctypes.data) is None
+
+
+def test_hundreds_of_copies_keep_no_lock(c_queue: c_api.Queue, gpu: Any) -> None:
+    host, locks = noise(PAGE), c_api.Map(gpu.name)
+    with two_blocks(gpu, PAGE) as (there, _):
+        locks.lock(host.ctypes.data, PAGE)
+        for _ in range(300):
+            c_queue.copy_without_event(there, host.ctypes.data, PAGE)
+        c_queue.synchronize()
+        locks.unlock(host.ctypes.data)
+        assert locks.find(host.ctypes.data) is None
+
+
+def test_events_of_another_vendor_are_refused(c_queue: c_api.Queue, gpu: Any) -> None:
+    one, two = noise(PAGE), numpy.zeros(PAGE, numpy.uint8)
+    with c_api.Queue("host:0") as host, two_blocks(gpu, PAGE) as (there, _):
+        event = host.copy(two.ctypes.data, one.ctypes.data, PAGE)
+        with pytest.raises(c_api.StatusError, match="another vendor") as refused:
+            c_queue.copy(there, one.ctypes.data, PAGE, wait_for=(event,))
+        assert refused.value.status == "PINNING_UNAVAILABLE"
+        event.wait()
+        assert (one == two).all()
+
+
+@pytest.mark.parametrize("inwards", [True, False], ids=["to the device", "to the host"])
+@pytest.mark.parametrize("copy", [whole, batch, rows])
+def test_a_refused_copy_leaves_only_its_error(
+    standin: StandIn, c_queue: c_api.Queue, gpu: Any, copy: Copying, inwards: bool
+) -> None:
+    """Each vendor call of a copy fails in turn; the same copy succeeds after it, and nothing stays locked."""
+    size = 192 << 10
+    host, expected, locks = on_pages(size), noise(size), c_api.Map(gpu.name)
+    with two_blocks(gpu, size) as (there, other):
+        ends = (there, host.ctypes.data) if inwards else (host.ctypes.data, there)
+        c_queue.copy(there, expected.ctypes.data, size).wait()
+
+        def attempt(failing: int) -> bool:
+            """Copy with a call failing, then without; whether there was such a call."""
+            locks.lock(host.ctypes.data + size // 3, size // 3)
+            host[:] = expected if inwards else 0
+            standin.configure(f"fail=*:{failing}:{UNKNOWN}")
+            with suppress(c_api.StatusError):
+                copy(c_queue, *ends, size)
+            calls = len(standin.calls())
+            standin.configure()
+            for _ in range(2):
+                with suppress(c_api.StatusError):
+                    c_queue.synchronize()
+            copy(c_queue, *ends, size).wait()
+            back = numpy.empty_like(expected)
+            c_queue.copy(back.ctypes.data, there, size).wait()
+            assert (back == expected).all(), failing
+            assert (host == expected).all(), failing
+            c_queue.synchronize()
+            locks.unlock(host.ctypes.data + size // 3)
+            assert locks.find(host.ctypes.data + size // 3) is None, failing
+            return failing <= calls
+
+        assert any(not attempt(call) for call in itertools.count(1))
+        assert other
+        trim_staging()
+
+
+def test_destroying_a_queue_waits_for_its_copies(gpu: Any, standin: StandIn) -> None:
+    size = 12 << 20
+    expected, host = noise(size), numpy.zeros(size, numpy.uint8)
+    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (there, _):
+        c_api.Map(gpu.name).copy(there, expected.ctypes.data, size)
+        queue = c_api.Queue(gpu.name)
+        queue.copy_without_event(*busy, BUSY)
+        queue.copy_without_event(host.ctypes.data, there, size)
+        queue.destroy()
+        assert (host == expected).all()
