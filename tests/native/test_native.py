@@ -24,7 +24,8 @@ from run_folder import made_once, run_folder
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "native")]
-LIBPINNING = [path for part in ("base", "watch", "vendors", "map", "queues", "capi") for path in (NATIVE / part).rglob("*.cpp")]
+PARTS = ("base", "watch", "vendors", "map", "queues", "capi")
+LIBPINNING = [path for part in PARTS for path in (NATIVE / part).rglob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES, *os.environ.get("CXXFLAGS", "").split()]
 VARIANTS = {
