@@ -227,24 +227,26 @@ void CopyThreads::work() noexcept {
   prctl(PR_SET_TIMERSLACK, 1000);  // ns: naps are not prolonged
   bool watching = false, awaited = true;
   SpinTime quiet;  // the time without work
-  for (;;) {
+  Slice slice, done;
+  for (bool faulted = false;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
-    Slice slice;
     bool found, more = false, pending;
     {
       std::lock_guard const guard(lock_);
+      if (done.transfer != nullptr) finish(done, faulted);
       found = take(&slice);
       if (found && (watching || news_.sleeping() > 0)) more = take(nullptr);
       pending = !active_.empty();
     }
+    done.transfer = nullptr;  // if this is the last reference, it is destroyed without the lock
     if (found) {
       if (watching || more) {
         if (watching) watching_.store(false);
         watching = false;
         news_.ring(more && spinning_.load() == 0 ? 1 : 0);  // it wakes the next one if there is still more
       }
-      bool const faulted = move(slice);
-      finish(slice, faulted);
+      faulted = move(slice);
+      done = std::move(slice);
       quiet.begin();
       awaited = false;
       continue;
@@ -373,15 +375,15 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
   return false;
 }
 
-void CopyThreads::finish(Slice& slice, bool faulted) noexcept {
-  std::shared_ptr<Transfer> const transfer = std::move(slice.transfer);  // if the last, destroyed without the lock
-  std::lock_guard const guard(lock_);
-  transfer->faults = transfer->faults || faulted;
-  --transfer->at_work;
-  --(transfer->to_host() ? to_host_ : to_device_);
-  Chunk& chunk = transfer->chunks[slice.chunk];
+/// (lock_) A slice is moved; `faulted`: its host memory was populated by that.
+void CopyThreads::finish(Slice const& slice, bool faulted) noexcept {
+  Transfer& transfer = *slice.transfer;
+  transfer.faults = transfer.faults || faulted;
+  --transfer.at_work;
+  --(transfer.to_host() ? to_host_ : to_device_);
+  Chunk& chunk = transfer.chunks[slice.chunk];
   chunk.left -= slice.size;
-  if (chunk.left == 0) advance(*transfer->ring);
+  if (chunk.left == 0) advance(*transfer.ring);
 }
 
 /// (lock_) Count the moved chunks up to the first that is not, and publish the count.

@@ -69,7 +69,7 @@ class CopyThreads {
   bool given(Ring& ring) noexcept;
   void pass(Transfer& transfer) noexcept;
   bool has_room(Transfer const& transfer) const noexcept;
-  void finish(Slice& slice, bool faulted) noexcept;
+  void finish(Slice const& slice, bool faulted) noexcept;
   void advance(Ring& ring) noexcept;
   bool move(Slice const& slice) const noexcept;
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
@@ -31,9 +32,13 @@ inline void relax() noexcept {
 class Spinlock {
  public:
   void lock() noexcept {
-    for (int tries = 0; held_.exchange(true, std::memory_order_acquire); ++tries) {
-      while (held_.load(std::memory_order_relaxed) && ++tries < 200) relax();
-      if (tries >= 200) sched_yield();  // the holder may be waiting for this processor
+    // Waiting threads look less and less often, and write only to a lock that looks free: each look takes the cache line
+    // from the holder, and each write from all.
+    unsigned pause = 1;
+    for (unsigned looks = 1; held_.load(std::memory_order_relaxed) || held_.exchange(true, std::memory_order_acquire); ++looks) {
+      for (unsigned i = 0; i < pause; ++i) relax();
+      pause = std::min(2 * pause, longest_pause);
+      if (looks % 8 == 0) sched_yield();  // the holder may be waiting for this processor
     }
     if (__tsan_acquire != nullptr) __tsan_acquire(this);
   }
@@ -43,6 +48,8 @@ class Spinlock {
   }
 
  private:
+  static constexpr unsigned longest_pause = 32;  // times `relax`: 1 to 2 us
+
   std::atomic<bool> held_{false};
 };
 
