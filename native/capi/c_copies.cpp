@@ -89,15 +89,20 @@ pinning_status pinning_copy_done(struct pinning_copy* copy, int* done) noexcept 
 pinning_status pinning_copy_wait(struct pinning_copy* copy) noexcept {
   return guarded([&] {
     std::unique_ptr<Copy> const owned(&given_copy(copy));
-    if (!owned->lane->is_adopted()) return owned->lane->close();
+    auto const quietly = [](auto&& step) {
+      try {
+        step();
+      } catch (...) {  // the first error says more
+      }
+    };
+    Lane& lane = *owned->lane;
     try {
       owned->end.event.wait();
     } catch (...) {
-      try {
-        owned->lane->synchronize();  // the locks of a copy that failed are released once the stream is idle
-      } catch (...) {                // the first error says more
-      }
+      quietly([&] { lane.synchronize(); });  // the locks of a copy that failed are released once the stream is idle
+      if (!lane.is_adopted()) quietly([&] { lane.close(); });
       throw;
     }
+    if (!lane.is_adopted()) lane.close();
   });
 }

@@ -82,8 +82,10 @@ class RowsWork {
                lane.may_write(rows_.src_span(), after);
   }
   std::unique_ptr<CopyOperation> planned(PinnedMap& map, Lane& lane) const {
-    auto rows = std::make_unique<RowsCopy>(map, lane.device(), rows_, direction_, CopyLimits{});
-    if (!in_turn_ || rows->is_direct()) return rows;
+    if (direction_ != Direction::in_host) {  // there the vendor may refuse to cross the border of a lock
+      auto rows = std::make_unique<RowsCopy>(map, lane.device(), rows_, direction_, CopyLimits{});
+      if (!in_turn_ || rows->is_direct()) return rows;
+    }
     return rows_in_turn(map, lane.device(), lane.queue(), rows_, CopyLimits{});
   }
 

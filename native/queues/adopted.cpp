@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <pinning/lane.hpp>
+#include <thread>
 #include <vector>
 
 #include "../base/process.hpp"
@@ -20,10 +21,10 @@ class AdoptedLanes {
     std::lock_guard const guard(mutex_);
     std::erase_if(lanes_, [](Entry const& each) { return each.lane.expired(); });
     for (Entry const& each : lanes_) {
-      if (each.device != &device || each.stream != stream) continue;
+      if (each.device != &device || each.stream != stream || each.thread != thread_of(stream)) continue;
       if (auto lane = each.lane.lock()) return lane;
     }
-    if (fresh != nullptr) lanes_.push_back({&device, stream, fresh});
+    if (fresh != nullptr) lanes_.push_back({&device, stream, thread_of(stream), fresh});
     return fresh;
   }
 
@@ -31,8 +32,15 @@ class AdoptedLanes {
   struct Entry {
     VendorDevice* device;
     std::uintptr_t stream;
+    std::thread::id thread;  // if each thread has a stream of this handle
     std::weak_ptr<Lane> lane;
   };
+
+  static constexpr std::uintptr_t of_each_thread = 2;  // CU_STREAM_PER_THREAD, hipStreamPerThread
+
+  static std::thread::id thread_of(std::uintptr_t stream) {
+    return stream == of_each_thread ? std::this_thread::get_id() : std::thread::id();
+  }
 
   std::mutex mutex_;
   std::vector<Entry> lanes_;
@@ -48,7 +56,9 @@ std::shared_ptr<Lane> Lane::adopt(VendorDevice& device, std::uintptr_t stream) {
   at_fork(Subsystem::queues, begin_anew);
   AdoptedLanes& lanes = adopted_lanes.get([] { return std::make_unique<AdoptedLanes>(); });
   if (auto known = lanes.get(device, stream, nullptr)) return known;
-  return lanes.get(device, stream, std::shared_ptr<Lane>(new Lane(device, device.adopt_queue(stream), true)));
+  auto const lane = std::make_shared<std::shared_ptr<Lane>>(new Lane(device, device.adopt_queue(stream), true));
+  // Not one that events share: a stream may be gone before them, and another one have its handle.
+  return lanes.get(device, stream, std::shared_ptr<Lane>(lane, lane->get()));
 }
 
 }  // namespace pinning

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::uint64_t poll_every = 64;  // operations
 
+thread_local bool destroying = false;  // whether this thread destroys operations
+
 std::string vendor_name(VendorDevice const& device) { return device.name().substr(0, device.name().find(':')); }
 
 }  // namespace
@@ -18,14 +20,15 @@ std::string vendor_name(VendorDevice const& device) { return device.name().subst
 
 bool Event::done() {
   lane_->check();
-  if (!is_known_over() && !vendor_->done()) return false;
+  // Asked in any case: it alone may have the error of its operation.
+  if (!vendor_->done() && !is_known_over()) return false;
   lane_->finish(position_);
   return true;
 }
 
 void Event::wait() {
-  lane_->check();
-  if (!is_known_over()) vendor_->wait();
+  if (done()) return;
+  vendor_->wait();
   lane_->finish(position_);
 }
 
@@ -41,7 +44,7 @@ std::shared_ptr<Lane> Lane::make(VendorDevice& device) {
 Lane::~Lane() {
   if (made_in_ != generation()) {  // of a parent process, whose threads are missing here
     queue_.release();
-    new std::deque<Marker>(std::move(markers_));
+    new std::list<Marker>(std::move(markers_));
   }
   for (Kept& each : kept_) each.operation.release();
 }
@@ -60,7 +63,9 @@ bool Lane::may_write(Span range, Events const& after) {
     std::lock_guard const state(state_);
     return writes_.meet(timeline_->reached(), range.start, range.end - range.start);
   };
-  return meet() && !poll() && meet();
+  if (!meet()) return false;
+  poll();
+  return meet();
 }
 
 void Lane::submit(std::unique_ptr<CopyOperation> operation, Events const& after) {
@@ -81,8 +86,17 @@ void Lane::wait(Events const& events) { submit(nullptr, events); }
 Event Lane::put(std::unique_ptr<CopyOperation> operation, Events const& after, Mark mark) {
   check();
   for (Event const* each : after) {
+    each->lane_->check();
     if (each->lane_->vendor_ != vendor_) refuse_event(vendor_);
   }
+  // Made before anything is submitted, so that nothing that is in progress is lost for want of memory; and destroyed, if
+  // the submission fails, without the lock.
+  std::list<Kept> kept;
+  std::list<Marker> marker;
+  CopyOperation* const submitted = operation.get();
+  if (submitted != nullptr) kept.push_back({0, std::move(operation)});
+  bool const marks = adopted_ || mark == Mark::always;
+  if (marks) marker.emplace_back();
   std::lock_guard const submitting(submitting_);
   if (closed_) throw InvalidArgument("the queue is closed: make another");
   if (adopted_ && queue_->capture() != 0) {
@@ -91,28 +105,33 @@ Event Lane::put(std::unique_ptr<CopyOperation> operation, Events const& after, M
   }
   Event event(shared_from_this(), submitted_.load() + 1);
   try {
-    begin(event.position_, operation.get(), after);
-    if (operation != nullptr) {
-      operation->submit(*queue_);
-      event.how_ = How{operation->path(), operation->reason()};
+    begin(event.position_, submitted, after);
+    if (submitted != nullptr) {
+      submitted->submit(*queue_);
+      event.how_ = How{submitted->path(), submitted->reason()};
     }
-  } catch (...) {  // the position stays: a wait may have been submitted
-    end(event.position_, nullptr, nullptr);
+  } catch (...) {
+    std::list<Marker> none;
+    std::list<Kept> nothing;
+    end(event.position_, nothing, none);  // the position stays: a wait may have been submitted
     throw;
   }
   try {
-    if (adopted_ || mark == Mark::always) event.vendor_ = queue_->record();
+    if (marks) event.vendor_ = marker.front().event = queue_->record();
   } catch (...) {  // unless an event is wanted, the next marker shows the progress
+    marker.clear();
     if (mark == Mark::always) {
       try {
-        queue_->synchronize();  // so that nothing is in progress
-      } catch (...) {           // the first error says more
+        queue_->synchronize();
+        std::list<Kept> nothing;
+        end(event.position_, nothing, marker);
+      } catch (...) {  // it may be in progress; the first error says more
+        end(event.position_, kept, marker);
       }
-      end(event.position_, std::move(operation), nullptr);
       throw;
     }
   }
-  end(event.position_, std::move(operation), event.vendor_);
+  end(event.position_, kept, marker);
   return event;
 }
 
@@ -131,11 +150,13 @@ void Lane::begin(std::uint64_t position, CopyOperation const* operation, Events 
   }
 }
 
-void Lane::end(std::uint64_t position, std::unique_ptr<CopyOperation> operation,
-               std::shared_ptr<VendorEvent> const& marker) {
+/// Keep what was submitted, and the marker behind it; each list has one or none.
+void Lane::end(std::uint64_t position, std::list<Kept>& kept, std::list<Marker>& marker) noexcept {
   std::lock_guard const state(state_);
-  if (operation != nullptr) kept_.push_back({position, std::move(operation)});
-  if (marker != nullptr) markers_.push_back({position, marker});
+  for (Kept& each : kept) each.position = position;
+  for (Marker& each : marker) each.position = position;
+  kept_.splice(kept_.end(), kept);
+  markers_.splice(markers_.end(), marker);
   submitted_ = position;
 }
 
@@ -148,12 +169,17 @@ void Lane::poll_now_and_then(std::uint64_t position) {
   // Without an event only a wait shows the progress of a queue that is never idle.
   std::lock_guard const submitting(submitting_);
   try {
-    if (closed_) return;
-    std::shared_ptr<VendorEvent> const marker = queue_->record();
-    std::lock_guard const state(state_);
-    markers_.push_back({submitted_.load(), marker});
+    if (!closed_) mark_end();
   } catch (std::exception const&) {  // the next one will do
   }
+}
+
+/// (submitting_) Add a marker behind all that was submitted.
+void Lane::mark_end() {
+  std::list<Marker> marker(1);
+  marker.front() = {submitted_.load(), queue_->record()};
+  std::lock_guard const state(state_);
+  markers_.splice(markers_.end(), marker);
 }
 
 bool Lane::poll() {
@@ -162,10 +188,7 @@ bool Lane::poll() {
   if (!adopted_) {
     std::uint64_t const submitted = submitted_.load();
     try {
-      if (queue_->done()) {
-        reach(submitted);
-        return is_over();
-      }
+      if (queue_->done()) reach(submitted);
     } catch (std::exception const&) {  // a marker or `synchronize` reports it
     }
   }
@@ -191,31 +214,32 @@ void Lane::read_markers() {
     std::lock_guard const state(state_);
     bool const is_ours = !markers_.empty() && markers_.front().event == first.event;  // else another thread has the answer
     if (is_ours) markers_.pop_front();
-    // An error is kept if no event has it: the vendor may not report it again.
-    if (error != nullptr && is_ours && first.event.use_count() == 1 && error_ == nullptr) error_ = error;
+    if (error != nullptr && is_ours && error_ == nullptr) error_ = error;  // the vendor may not report it again
   }
 }
 
 /// Note that everything up to here is complete, and destroy its operations.
 void Lane::reach(std::uint64_t position) {
-  std::vector<Kept> finished;
+  std::list<Kept> finished;
   ++destroying_;  // before others see that it is complete
   {
     std::lock_guard const state(state_);
     timeline_->reach(position);
     writes_.reach(position);
-    while (!kept_.empty() && kept_.front().position <= position) {
-      finished.push_back(std::move(kept_.front()));
-      kept_.pop_front();
-    }
+    auto const is_later = [position](Kept const& each) { return each.position > position; };
+    finished.splice(finished.end(), kept_, kept_.begin(), std::find_if(kept_.begin(), kept_.end(), is_later));
   }
+  bool const nested = std::exchange(destroying, true);
   finished.clear();
+  destroying = nested;
   if (--destroying_ == 0) destroying_.notify_all();
 }
 
-/// The same, for a caller who may free the memory next: operations that other threads are destroying are awaited.
+/// The same, for a caller that may free the memory next: operations that other threads are destroying are awaited. Not
+/// within such a destruction itself, which may call a program's registrar.
 void Lane::finish(std::uint64_t position) {
   if (timeline_->reached() < position) reach(position);
+  if (destroying) return;
   while (std::uint32_t const others = destroying_.load()) destroying_.wait(others);
 }
 
@@ -233,31 +257,51 @@ void Lane::raise_error() {
 void Lane::synchronize() {
   check();
   std::uint64_t const submitted = submitted_.load();
-  queue_->synchronize();
+  try {
+    queue_->synchronize();
+  } catch (...) {
+    read_markers();  // of the same failure, as far as they have one
+    std::lock_guard const state(state_);
+    error_ = nullptr;
+    throw;
+  }
   read_markers();
   finish(submitted);
   raise_error();
 }
 
 void Lane::drain() {
-  if (!adopted_) return synchronize();
   check();
-  for (;;) {
-    std::shared_ptr<VendorEvent> last;
-    {
-      std::lock_guard const state(state_);
-      if (!markers_.empty()) last = markers_.back().event;
-    }
-    if (last == nullptr) break;
+  if (!adopted_) return synchronize();
+  std::uint64_t const upto = submitted_.load();
+  if (timeline_->reached() < upto && last_marker(upto).position < upto) {  // the vendor has refused to record it
     try {
-      last->wait();
+      std::lock_guard const submitting(submitting_);
+      mark_end();
+    } catch (std::exception const&) {
+      return synchronize();
+    }
+  }
+  for (Marker last; (last = last_marker(upto)).event != nullptr; read_markers()) {
+    try {
+      last.event->wait();
     } catch (std::exception const&) {  // `read_markers` gets the error once more
     }
-    last = nullptr;
-    read_markers();
   }
   finish(0);
   raise_error();
+}
+
+/// The last marker up to a position or, if that has none, the first behind it; nothing if there is none.
+Lane::Marker Lane::last_marker(std::uint64_t upto) {
+  std::lock_guard const state(state_);
+  Marker last{};
+  for (Marker const& each : markers_) {
+    if (each.position > upto && last.event != nullptr) break;
+    last = each;
+    if (each.position >= upto) break;
+  }
+  return timeline_->reached() < upto ? last : Marker{};
 }
 
 void Lane::close() {
@@ -279,7 +323,7 @@ void Lane::close() {
   auto const drained = [&] { return attempt([&] { drain(); }); };
   if (!drained()) drained();  // the first error may be that of the work
   // What a queue of our own has been closed with is over, even if its device is lost; others' queues run on.
-  if (attempt([&] { queue_->close(); }) && !adopted_) reach(submitted_.load());
+  if (attempt([&] { queue_->close(); }) && !adopted_) finish(submitted_.load());
   if (first != nullptr) std::rethrow_exception(first);
 }
 

@@ -66,12 +66,12 @@ def test_copies_in_one_stream_know_of_each_other(stream: int, gpu: Any, locked: 
         assert (back == expected).all()
 
 
+@pytest.mark.parametrize("size", [192 << 10, 12 << 20])
 @pytest.mark.parametrize("waits", ["the copy", "the queue"])
 @pytest.mark.parametrize("read", [whole, batch, rows])
 def test_what_another_queue_writes_is_read_after_its_event(
-    c_queue: c_api.Queue, gpu: Any, read: Copying, waits: str
+    c_queue: c_api.Queue, gpu: Any, read: Copying, waits: str, size: int
 ) -> None:
-    size = 192 << 10
     expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
     with (
         two_blocks(gpu, BUSY) as busy,

@@ -8,8 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -84,7 +84,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Find out what is complete, and destroy its operations; whether that is all. The vendor's errors are kept for
   /// `synchronize`.
   PINNING_API bool poll();
-  /// Block until all that was submitted so far is complete. Throws an error of work that no event reports.
+  /// Block until all that was submitted so far is complete. Throws the first error of work since the last call.
   PINNING_API void synchronize();
   /// The same, but not for what others have submitted.
   PINNING_API void drain();
@@ -112,7 +112,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   void check() const;
   Event put(std::unique_ptr<CopyOperation> operation, Events const& after, Mark mark);
   void begin(std::uint64_t position, CopyOperation const* operation, Events const& after);
-  void end(std::uint64_t position, std::unique_ptr<CopyOperation> operation, std::shared_ptr<VendorEvent> const& marker);
+  void end(std::uint64_t position, std::list<Kept>& kept, std::list<Marker>& marker) noexcept;
+  void mark_end();
+  Marker last_marker(std::uint64_t upto);
   void poll_now_and_then(std::uint64_t position);
   void read_markers();
   void reach(std::uint64_t position);
@@ -133,11 +135,11 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::atomic<std::uint64_t> polled_ = 0;     // `submitted_` at the last poll
 
   std::mutex state_;
-  Writes writes_;               // (state_)
-  std::deque<Kept> kept_;       // (state_) ascending
-  std::deque<Marker> markers_;  // (state_) ascending
+  Writes writes_;              // (state_)
+  std::list<Kept> kept_;       // (state_) ascending
+  std::list<Marker> markers_;  // (state_) ascending
   std::atomic<std::uint32_t> destroying_ = 0;  // threads that are in `reach`
-  std::exception_ptr error_;    // (state_) of work, if no event reports it
+  std::exception_ptr error_;   // (state_) of work, until `synchronize` or `close` reports it
 };
 
 inline bool Event::is_known_over() const noexcept { return lane_->timeline_->reached() >= position_; }

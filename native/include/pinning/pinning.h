@@ -331,14 +331,15 @@ PINNING_API pinning_status pinning_queue_create(pinning_map *map, pinning_queue 
 /*
  * Make a queue over the vendor's `stream`, as for `pinning_copy_async`, to which others submit as well; what they have
  * submitted comes first, but what it writes is not known: a copy of pageable memory that it writes must wait for an event.
- * The caller keeps the stream until the queue is destroyed. PINNING_INVALID_ARGUMENT if `stream` is null and the device
- * has no default stream.
+ * The caller keeps the stream until the queue is destroyed. A queue over a stream that each thread has, such as
+ * CU_STREAM_PER_THREAD, belongs to this thread. PINNING_INVALID_ARGUMENT if `stream` is null and the device has no default
+ * stream.
  */
 PINNING_API pinning_status pinning_queue_adopt(pinning_map *map, void *stream, pinning_queue **queue) PINNING_NOEXCEPT;
 
 /*
  * Wait until all work of the queue is complete, give the vendor's queue back (an adopted one stays) and free `queue`,
- * even if an error is returned: that of work that no event has reported.
+ * even if an error is returned: as for `pinning_queue_synchronize`.
  */
 PINNING_API pinning_status pinning_queue_destroy(pinning_queue *queue) PINNING_NOEXCEPT;
 
@@ -370,7 +371,7 @@ PINNING_API pinning_status pinning_queue_record(pinning_queue *queue, pinning_ev
 PINNING_API pinning_status pinning_queue_wait(pinning_queue *queue, pinning_event *const *events,
                                               size_t count) PINNING_NOEXCEPT;
 
-/* Wait until all work so far is complete. An error is that of work that no event has reported. */
+/* Wait until all work so far is complete. The first error of work since the last call is reported here, too. */
 PINNING_API pinning_status pinning_queue_synchronize(pinning_queue *queue) PINNING_NOEXCEPT;
 
 /* Write 1 if it is reached, otherwise 0. An error is that of its operation, or of work before it. */
