@@ -685,9 +685,9 @@ std::atomic<std::uint64_t> queue_numbers{0};
 }  // namespace
 
 // Measured on two machines with 16 processors: to the device twelve threads reach 50 GB/s and eight 46, to the host
-// eight reach 49 and twelve less. The other processors are left to the program. More than 20 threads serve one GPU no
-// better, and only four at once gain: with 64 processors, 20 threads reach 44 GB/s in and 51 out for one GPU and 57 and
-// 60 for four; 32 reach 40 and 49, and 68 and 74.
+// eight reach 49 and twelve less. The other processors are left to the program. More than 20 threads serve one GPU
+// worse, and only several at once gain: with 64 processors, 20 threads reach 48 GB/s in and 51 out for one GPU and 64
+// and 69 for four; 48 reach 46 and 43, and 98 and 104.
 StagingLimits::StagingLimits() noexcept {
   static constinit std::atomic<unsigned> counted = 0;
   if (counted == 0) counted = usable_processors();

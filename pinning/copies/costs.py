@@ -36,7 +36,7 @@ class Costs:
         How many threads fill and empty rings; fixed at the first staged copy. With one, nothing is staged. By default
         three quarters of the processors that the process may use by its affinity and the quotas of its control groups,
         but at least two (one if there is one processor) and at most 20, because more wait for one another: with 64
-        processors 20 threads move 44 GB/s to one GPU and 32 move 40. For four GPUs at once, more help: 57 and 68.
+        processors 20 threads move 51 GB/s from one GPU and 48 move 43. For four GPUs at once, more help: 69 and 104.
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time: by default all of them to the device; to the host as many as
         half of the processors, but at least three, because more gain nothing (of 16, 8 move 49 GB/s and 12 less). A
