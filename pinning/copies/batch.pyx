@@ -265,12 +265,14 @@ def copy_rows_in_turn(
     Submitter queue not None: Queue,
     wait_for: Iterable[Event],
 ) -> Copy | None:
-    """Copy rows of the host to a device as a batch, whose sources are read when the queue reaches it.
+    """Copy rows of the host as a batch, whose sources are read when the queue reaches it.
 
-    None if there is no need: nothing that is pending may write them, or the vendor's own copy reads no source before its
-    turn.
+    To a device, None if there is no need: nothing that is pending may write them, or the vendor's own copy reads no source
+    before its turn. Within the host, a vendor may refuse rows that cross the border of a lock.
     """
-    if not queue.reads_early() or not queue.is_to_be_written(origin.ptr, src_pitch * (height - 1) + width, wait_for):
+    if to.device is not None and not (
+        queue.reads_early() and queue.is_to_be_written(origin.ptr, src_pitch * (height - 1) + width, wait_for)
+    ):
         return None
     cdef Wanted wanted = Wanted.__new__(Wanted)
     wanted.engine, wanted.queue, wanted.owners = CEngine.automatic, queue, (to.owner, origin.owner)

@@ -87,7 +87,7 @@ class _Rows(NamedTuple):
 def _copy_rows(rows: _Rows, queue: Queue, wait_for: tuple[Event, ...]) -> Copy:
     work = RowsCopy(*rows, queue.device)
     plan = work.plan()
-    if rows.to.device is not None and rows.origin.device is None and not plan.is_direct:
+    if rows.origin.device is None and not plan.is_direct:
         copy = copy_rows_in_turn(*rows, queue, wait_for)
         if copy is not None:
             return copy

@@ -62,19 +62,20 @@ class Borders:
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("verb", ["copy", "batch", "rows"])
-@pytest.mark.parametrize("inwards", [True, False], ids=["to the device", "to the host"])
-def test_every_copy_moves_exactly_its_bytes(
-    other: pinning.Queue, gpu: Any, verb: str, inwards: bool, seed: int
-) -> None:
+@pytest.mark.parametrize("way", ["to the device", "to the host", "within the host"])
+def test_every_copy_moves_exactly_its_bytes(other: pinning.Queue, gpu: Any, verb: str, way: str, seed: int) -> None:
     borders = Borders(seed)
     host = noise(SIZE, seed)
     there = noise(SIZE, seed + 1000)
-    dst, src = (there, host) if inwards else (host, there)
+    dst, src = (host, there) if way == "to the host" else (there, host)
     expected = dst.copy()
     with pinning.alloc(SIZE, device=gpu) as memory, ExitStack() as stack:
         pinning.copy(memory, there, queue=other)
         borders.locks(host, gpu, stack)
-        to, origin = (memory.ptr, host.ctypes.data) if inwards else (host.ctypes.data, memory.ptr)
+        if way == "within the host":
+            borders.locks(there, gpu, stack)
+        of = {"to the device": memory.ptr, "to the host": memory.ptr, "within the host": there.ctypes.data}[way]
+        to, origin = (host.ctypes.data, of) if way == "to the host" else (of, host.ctypes.data)
         if verb == "copy":
             at, size = borders.span()
             begin = borders.offset(0, SIZE - size)
@@ -96,6 +97,6 @@ def test_every_copy_moves_exactly_its_bytes(
                 at, begin = row * pitches[0], row * pitches[1]
                 expected[at : at + width] = src[begin : begin + width]
             pinning.copy_2d_async(to, pitches[0], origin, pitches[1], width, height, other).wait()
-        if inwards:
+        if way == "to the device":
             pinning.copy(there, memory, queue=other)
         assert numpy.flatnonzero(dst != expected).tolist()[:5] == []
