@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from child_process import ordinary_user
+from limits import needs_room_to_lock
 from standins import libcuda, libhost
 from standins.standin import Driver
 
@@ -85,7 +86,11 @@ def pinning(tmp_path: Path) -> Pinning:
     return Pinning(folder)
 
 
+DEMO = 160 * MIB  # the limit from which its buffers have their full size
+
+
 def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None:
+    needs_room_to_lock(DEMO)
     report = pinning.json("demo", "--device", "host")
     assert report["ok"] is True
     assert [row["buffer"] for row in report["buffers"]] == BUFFERS
@@ -102,6 +107,7 @@ def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None
 
 
 def test_demo_says_the_path_of_its_copies_and_what_to_do_next(pinning: Pinning) -> None:
+    needs_room_to_lock(DEMO)
     said = pinning.text("demo", "--device", "host")
     assert all(name in said for name in BUFFERS)
     assert "to the device: direct, because the host's memory is locked" in said
@@ -204,6 +210,7 @@ class plugin:
 
 
 def test_demo_goes_on_without_room_for_a_file(pinning: Pinning) -> None:
+    needs_room_to_lock(DEMO)
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
     report = pinning.json("demo", "--device", "host", first=full)
     assert report["ok"] is True
@@ -212,6 +219,7 @@ def test_demo_goes_on_without_room_for_a_file(pinning: Pinning) -> None:
 
 
 def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
+    needs_room_to_lock(DEMO)
     misplacing = """
 import pinning
 copy = pinning.copy

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import subprocess
@@ -152,10 +153,13 @@ def settled_kib() -> int:
 
 def moved(ptr: int, size: int) -> int:
     """Move the memory to other addresses, and double its size."""
-    room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
-    found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
-    assert found == room, os.strerror(ctypes.get_errno())
-    return found
+    while True:
+        room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
+        found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
+        if found == room:
+            return found
+        # The kernel moves no memory of which a part is locked, as it is for a moment while locks of it are undone.
+        assert ctypes.get_errno() == errno.EFAULT, os.strerror(ctypes.get_errno())
 
 
 @watched
