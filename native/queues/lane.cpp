@@ -111,9 +111,7 @@ Event Lane::put(std::unique_ptr<CopyOperation> operation, Events const& after, M
       event.how_ = How{submitted->path(), submitted->reason()};
     }
   } catch (...) {
-    std::list<Marker> none;
-    std::list<Kept> nothing;
-    end(event.position_, nothing, none);  // the position stays: a wait may have been submitted
+    submitted_ = event.position_;  // the position stays: a wait may have been submitted
     throw;
   }
   try {
@@ -123,8 +121,7 @@ Event Lane::put(std::unique_ptr<CopyOperation> operation, Events const& after, M
     if (mark == Mark::always) {
       try {
         queue_->synchronize();
-        std::list<Kept> nothing;
-        end(event.position_, nothing, marker);
+        submitted_ = event.position_;
       } catch (...) {  // it may be in progress; the first error says more
         end(event.position_, kept, marker);
       }

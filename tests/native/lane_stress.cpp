@@ -101,7 +101,7 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
   for (auto const& lane : lanes) lane->drain();  // so that no operation refers to the buffers
 }
 
-/// A lane that is closed while another thread submits: what it has accepted is complete, and the rest is refused.
+/// A lane that is closed while another thread submits: accepted operations are complete, and the rest are refused.
 void close_beside(VendorDevice& device, std::mt19937& chance) {
   auto const lane = Lane::make(device);
   Buffer const source(bytes, 5);

@@ -164,61 +164,47 @@ class Map:
         return Copy(copy)
 
 
-class Copy:
-    """A copy that is under way; wait for it once."""
+class _End:
+    """What can be asked of an operation, by functions of this prefix."""
 
-    def __init__(self, copy: c_void_p) -> None:
-        self._copy = copy
+    _prefix: str
+
+    def __init__(self, handle: c_void_p) -> None:
+        self.handle = handle
 
     @property
     def path(self) -> CopyPath:
-        path = c_int()
-        call("pinning_copy_path", self._copy, byref(path))
-        return tuple(CopyPath)[path.value]
+        return tuple(CopyPath)[self._asked("path")]
 
     @property
     def reason(self) -> Reason:
-        reason = c_int()
-        call("pinning_copy_reason", self._copy, byref(reason))
-        return tuple(Reason)[reason.value]
+        return tuple(Reason)[self._asked("reason")]
 
     def done(self) -> bool:
-        done = c_int()
-        call("pinning_copy_done", self._copy, byref(done))
-        return bool(done.value)
+        return bool(self._asked("done"))
 
     def wait(self) -> None:
-        call("pinning_copy_wait", self._copy)
+        call(f"{self._prefix}_wait", self.handle)
+
+    def _asked(self, what: str) -> int:
+        answer = c_int()
+        call(f"{self._prefix}_{what}", self.handle, byref(answer))
+        return answer.value
 
 
-class Event:
+class Copy(_End):
+    """A copy that is under way; wait for it once."""
+
+    _prefix = "pinning_copy"
+
+
+class Event(_End):
     """The end of an operation in a `Queue`; freed with this object."""
 
-    def __init__(self, event: c_void_p) -> None:
-        self.handle = event
+    _prefix = "pinning_event"
 
     def __del__(self) -> None:
         call("pinning_event_destroy", self.handle)
-
-    @property
-    def path(self) -> CopyPath:
-        path = c_int()
-        call("pinning_event_path", self.handle, byref(path))
-        return tuple(CopyPath)[path.value]
-
-    @property
-    def reason(self) -> Reason:
-        reason = c_int()
-        call("pinning_event_reason", self.handle, byref(reason))
-        return tuple(Reason)[reason.value]
-
-    def done(self) -> bool:
-        done = c_int()
-        call("pinning_event_done", self.handle, byref(done))
-        return bool(done.value)
-
-    def wait(self) -> None:
-        call("pinning_event_wait", self.handle)
 
 
 class Queue:

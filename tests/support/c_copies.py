@@ -11,10 +11,10 @@ import numpy
 
 import c_api
 import pinning
+from locked_parts import LOCKED, PAGE, on_pages
 from noise import noise
 from pinning import MemoryKind
 
-PAGE = 4096
 ROW = 1024
 
 Copying = Callable[..., c_api.Event]
@@ -32,22 +32,6 @@ def batch(queue: c_api.Queue, dst: int, src: int, size: int, wait_for: tuple[c_a
 
 def rows(queue: c_api.Queue, dst: int, src: int, size: int, wait_for: tuple[c_api.Event, ...] = ()) -> c_api.Event:
     return queue.copy_2d(dst, ROW, src, ROW, ROW, size // ROW, wait_for=wait_for)
-
-
-# What of the host's memory is locked, as slices.
-LOCKED = {
-    "nothing": [],
-    "all": [slice(None)],
-    "the first byte": [slice(0, 1)],
-    "all but the last page": [slice(0, -PAGE)],
-    "all but the first byte of the second page": [slice(0, PAGE), slice(2 * PAGE, None)],
-}
-
-
-def on_pages(size: int) -> numpy.ndarray:
-    """Zeroes from the start of a page on."""
-    memory = numpy.zeros(size + PAGE, numpy.uint8)
-    return memory[-memory.ctypes.data % PAGE :][:size]
 
 
 @contextmanager

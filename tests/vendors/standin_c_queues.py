@@ -14,7 +14,8 @@ import pytest
 
 import c_api
 import pinning
-from c_copies import PAGE, Copying, batch, check_order, on_pages, rows, two_blocks, whole
+from c_copies import Copying, batch, check_order, rows, two_blocks, whole
+from locked_parts import PAGE, on_pages
 from noise import noise
 from pinning.conformance.holding import HeldQueue
 from pinning.copies import CopyPath, trim_staging

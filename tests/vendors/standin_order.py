@@ -12,11 +12,11 @@ import numpy
 import pytest
 
 import pinning
+from locked_parts import LOCKED, PAGE, on_pages
 from noise import noise
 from pinning import MemoryKind
 from pinning.copies import costs, trim_staging
 
-PAGE = 4096
 BUSY = 32 << 20  # bytes that the queue fills first: what follows waits for that, unless it does not wait as it should
 ROW = 1024
 
@@ -47,23 +47,6 @@ def last_first(dst: Any, src: Any, size: int, queue: pinning.Queue) -> None:
 
 def address(end: Any) -> numpy.uint64:
     return numpy.uint64(end.ctypes.data if isinstance(end, numpy.ndarray) else end.device_ptr)
-
-
-def on_pages(size: int) -> numpy.ndarray:
-    """Zeroes from the start of a page on."""
-    memory = numpy.zeros(size + PAGE, numpy.uint8)
-    return memory[-memory.ctypes.data % PAGE :][:size]
-
-
-# What of the host's memory is locked, as slices.
-LOCKED = {
-    "nothing": [],
-    "all": [slice(None)],
-    "the first byte": [slice(0, 1)],
-    "all but the last page": [slice(0, -PAGE)],
-    "all but the first byte of the second page": [slice(0, PAGE), slice(2 * PAGE, None)],
-    "two that touch": [slice(PAGE, 3 * PAGE), slice(3 * PAGE, 5 * PAGE)],
-}
 
 
 @pytest.mark.parametrize("size", [192 << 10, 12 << 20])

@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 import c_api
-from c_copies import Copying, batch, check_order, on_pages, rows, two_blocks, whole
+from c_copies import Copying, batch, check_order, rows, two_blocks, whole
+from locked_parts import on_pages
 from noise import noise
 from pinning.errors import PluginUnavailableError
 from pinning.plugin.native import NativeQueue
