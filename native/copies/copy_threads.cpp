@@ -108,15 +108,19 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
     if (transfer->way != Way::fresh) {
       most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
     }
-    // Wake the threads now: that takes longer than the first chunk takes to become ready.
-    if (transfer->way == Way::to_device || transfer->way == Way::fresh) wake = most_to_device_;
-    if (transfer->way == Way::to_host) wake = transfer->faults ? count_.load() : most_to_host_;
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);
     } catch (...) {
       if (ring.transfers.empty()) active_.pop_back();
       throw;
+    }
+    count_devices();
+    // Wake the threads now: that takes longer than the first chunk takes to become ready.
+    bool const waits_for_device = transfer->way == Way::in_host || transfer->way == Way::signal || transfer->way == Way::wait;
+    if (!waits_for_device) {
+      unsigned const most = most_at_work(*transfer), may_come = available(*transfer);
+      wake = most - std::min(most, may_come);
     }
     transfer->ring = &ring;
     ring.next.store(transfer->end());
@@ -325,11 +329,29 @@ bool CopyThreads::given(Ring& ring) noexcept {
   return false;
 }
 
-/// All threads may write files or populate memory: the kernel does that work.
-bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
-  if (transfer.at_work >= transfer.most_at_work) return false;
-  if (transfer.to_host()) return to_host_ < (transfer.file || transfer.faults ? count_.load() : most_to_host_);
-  return transfer.faults || to_device_ < most_to_device_;
+/// (lock_) How many threads may move slices in the direction of this transfer. All of them may populate memory, write
+/// files, and read files for several devices: the kernel does that work. Copies for several devices get half of the
+/// threads of one for each.
+unsigned CopyThreads::most_at_work(Transfer const& transfer) const noexcept {
+  bool const by_kernel = transfer.faults || (transfer.file && (transfer.to_host() || devices_ > 1));
+  if (by_kernel) return count_.load();
+  unsigned const most = transfer.to_host() ? most_to_host_ : most_to_device_;
+  return std::max(most, most * devices_ / 2);
+}
+
+/// (lock_) How many threads are awake and do not move slices in the other direction: they will look for work.
+unsigned CopyThreads::available(Transfer const& transfer) const noexcept {
+  unsigned const others = news_.sleeping() + (transfer.to_host() ? to_device_ : to_host_), count = count_.load();
+  return count - std::min(count, others);
+}
+
+/// (lock_) Count the devices that have copies in progress, after `active_` has changed.
+void CopyThreads::count_devices() noexcept {
+  devices_ = 0;
+  for (auto each = active_.begin(); each != active_.end(); ++each) {
+    auto const has_blocks_of_same = [&](Ring const* one) { return one->size > 0 && one->device == (*each)->device; };
+    if ((*each)->size > 0 && std::none_of(active_.begin(), each, has_blocks_of_same)) ++devices_;
+  }
 }
 
 bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
@@ -357,8 +379,9 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
       case Way::fresh:
         break;
     }
-    if (!has_room(transfer)) continue;
-    if (slice == nullptr) return true;
+    unsigned const at_work = transfer.to_host() ? to_host_ : to_device_, most = most_at_work(transfer);
+    if (transfer.at_work >= transfer.most_at_work || at_work >= most) continue;
+    if (slice == nullptr) return available(transfer) < most + most_spinning + 1;  // these, and one watches
     slice->transfer = each;
     slice->chunk = transfer.next;
     slice->at = transfer.next_at;
@@ -397,7 +420,7 @@ void CopyThreads::advance(Ring& ring) noexcept {
     ring.transfers.pop_front();
   }
   if (ring.published != before) ring.words().moved.store(ring.published, std::memory_order_release);
-  if (ring.transfers.empty()) std::erase(active_, &ring);
+  if (ring.transfers.empty() && std::erase(active_, &ring) > 0) count_devices();
 }
 
 /// Move a slice; returns whether its host memory faulted.

@@ -68,16 +68,19 @@ class CopyThreads {
   bool take_from(Ring& ring, Slice* slice) noexcept;
   bool given(Ring& ring) noexcept;
   void pass(Transfer& transfer) noexcept;
-  bool has_room(Transfer const& transfer) const noexcept;
+  unsigned most_at_work(Transfer const& transfer) const noexcept;
+  unsigned available(Transfer const& transfer) const noexcept;
+  void count_devices() noexcept;
   void finish(Slice const& slice, bool faulted) noexcept;
   void advance(Ring& ring) noexcept;
   bool move(Slice const& slice) const noexcept;
 
-  Spinlock lock_;  // guards the next four lines, and the fields that ring.hpp marks
+  Spinlock lock_;  // guards the next five lines, and the fields that ring.hpp marks
   std::vector<Ring*> active_;  // rings that have transfers
   std::size_t turn_ = 0;       // the ring to serve next
   unsigned to_device_ = 0, to_host_ = 0;  // threads at work
-  unsigned most_to_device_ = 1, most_to_host_ = 1;
+  unsigned most_to_device_ = 1, most_to_host_ = 1;  // while one device copies
+  unsigned devices_ = 0;                            // of the rings in `active_`
 
   std::atomic<unsigned> count_{0};
   std::atomic<unsigned> spinning_{0};

@@ -141,6 +141,7 @@ struct Transfer {
 /// Belongs to one queue at a time. Only the thread that submits to this queue changes `next` and `placement`.
 struct Ring {
   RingMemory memory;
+  void const* device = nullptr;  // what has the rings of one device; null if it has no device
   std::uint64_t size = 0;  // of its blocks; the words are in a page in front of them
   static constexpr std::uint64_t front = 4096;
 

@@ -524,6 +524,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
 std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
                                       StagingLimits const& limits) {
   auto ring = std::make_unique<Ring>();
+  ring->device = this;
   if (blocks == Blocks::yes) {
     std::lock_guard const guard(mutex_);
     std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
@@ -687,14 +688,16 @@ std::atomic<std::uint64_t> queue_numbers{0};
 // Measured on two machines with 16 processors: to the device twelve threads reach 50 GB/s and eight 46, to the host
 // eight reach 49 and twelve less. The other processors are left to the program. More than 20 threads serve one GPU
 // worse, and only several at once gain: with 64 processors, 20 threads reach 48 GB/s in and 51 out for one GPU and 64
-// and 69 for four; 48 reach 46 and 43, and 98 and 104.
+// and 69 for four; 48 reach 46 and 43, and 98 and 104. With 32 processors, 20 threads read a file for two GPUs at 41 to
+// 57 GB/s and 28 at 54 to 76, while more than 20 move memory for two no faster: see CopyThreads::most_at_work.
 StagingLimits::StagingLimits() noexcept {
   static constinit std::atomic<unsigned> counted = 0;
   if (counted == 0) counted = usable_processors();
   unsigned const count = counted;
-  threads = count == 1 ? 1 : std::clamp(count * 3 / 4, 2u, 20u);
-  threads_to_device = threads;
-  threads_to_host = std::min(threads, std::max(3u, count / 2));
+  constexpr unsigned most_of_one = 20, left_free = 4;
+  threads = count == 1 ? 1 : std::clamp(std::max(count * 3 / 4, count - std::min(count, left_free)), 2u, 48u);
+  threads_to_device = std::min(threads, most_of_one);
+  threads_to_host = std::min(threads_to_device, std::max(3u, count / 2));
 }
 
 std::uint64_t next_queue_number() noexcept { return ++queue_numbers; }

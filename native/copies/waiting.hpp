@@ -61,7 +61,10 @@ class Bell {
   /// Wake up to `wake` sleeping threads. A thread that reads `count`, or is about to sleep, hears it too.
   void ring(unsigned wake) noexcept {
     rung_.fetch_add(1);
-    if (wake > 0 && sleeping_.load() > 0) futex(FUTEX_WAKE_PRIVATE, std::min<unsigned>(wake, INT_MAX), nullptr);
+    if (wake == 0 || sleeping_.load() == 0) return;
+    // Subtracted here: a thread takes 50 us or more to wake, and should not be woken again meanwhile.
+    long const woken = futex(FUTEX_WAKE_PRIVATE, std::min<unsigned>(wake, INT_MAX), nullptr);
+    if (woken > 0) sleeping_.fetch_sub(static_cast<unsigned>(woken));
   }
 
   /// Sleep until it has rung since `count` was `seen`, without limit or at most `longest`.
@@ -77,11 +80,10 @@ class Bell {
  private:
   void sleep(std::uint32_t seen, timespec const* longest) noexcept {
     sleeping_.fetch_add(1);
-    futex(FUTEX_WAIT_PRIVATE, seen, longest);
-    sleeping_.fetch_sub(1);
+    if (futex(FUTEX_WAIT_PRIVATE, seen, longest) != 0) sleeping_.fetch_sub(1);  // nothing has woken it
   }
-  void futex(int operation, std::uint32_t value, timespec const* time) noexcept {
-    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&rung_), operation, value, time, nullptr, 0);
+  long futex(int operation, std::uint32_t value, timespec const* time) noexcept {
+    return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&rung_), operation, value, time, nullptr, 0);
   }
 
   std::atomic<std::uint32_t> rung_{0};
