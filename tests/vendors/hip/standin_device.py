@@ -26,6 +26,16 @@ def test_all_that_the_interface_knows(standin: StandIn) -> None:
     assert DEVICE.coherence == {True, False}
 
 
+def test_slow_pageable_copies_are_said_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_PINNED_MIN_XFER_SIZE", raising=False)
+    assert plugin.warnings() == []
+    monkeypatch.setattr(type(DEVICE), "description", "AMD Instinct MI355X")
+    (said,) = plugin.warnings()
+    assert "hip:0, hip:1" in said and "set GPU_PINNED_MIN_XFER_SIZE=4096" in said
+    monkeypatch.setenv("GPU_PINNED_MIN_XFER_SIZE", "64")
+    assert plugin.warnings() == []
+
+
 @pytest.mark.parametrize("index", [0, 3])
 def test_the_current_device_of_the_thread_is_left(standin: StandIn, index: int) -> None:
     device, memory = plugin.device(index), Memory(1)
