@@ -71,7 +71,7 @@ $(WHEEL): $(SOURCES) tools/build_wheel.py tools/stub.py | $(VENV)/made
 
 # Two steps, because pip leaves an installed package of the same version as it is.
 $(VENV)/installed: $(WHEEL)
-	@echo "Installing pinning[cli] and what it needs"
+	@echo "Installing pinning, its commands and what they need"
 	@$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
 	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[cli]"
 	@touch $@

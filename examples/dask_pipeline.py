@@ -2,7 +2,7 @@
 """A Dask pipeline from .npy files to the device: one worker reads and prepares the data, the other one has the device.
 It receives the data into locked memory and copies it to the device from there.
 
-Run it: ``python dask_pipeline.py [MIB]`` with `pip install 'pinning[dask]'`
+Run it: ``python dask_pipeline.py [MIB]`` with `pip install distributed`
 """
 
 from __future__ import annotations

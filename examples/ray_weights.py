@@ -2,7 +2,7 @@
 """Ray inference workers that share one set of weights: the object store has it once, and each worker streams it from
 there to its device, at the locked rate.
 
-Run it: ``python ray_weights.py [MIB]`` with `pip install 'pinning[ray]'`
+Run it: ``python ray_weights.py [MIB]`` with `pip install ray`
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ try:
     from cuda.core import Buffer, MemoryResource
 except ImportError as error:
     raise ImportError(
-        f"pinning.cuda_core needs cuda-core 1.0 or newer ({error}); pip install 'pinning[cuda-core]'"
+        f"pinning.cuda_core needs cuda-core 1.0 or newer ({error}); pip install 'cuda-core>=1'"
     ) from error
 
 

@@ -34,7 +34,7 @@ try:
     from distributed.protocol.utils import host_array
 except ImportError as error:
     raise ImportError(
-        f"pinning.dask needs distributed 2024.1 or newer ({error}); pip install 'pinning[dask]'"
+        f"pinning.dask needs distributed 2024.1 or newer ({error}); pip install 'distributed>=2024.1'"
     ) from error
 
 _log = logging.getLogger("pinning.dask")

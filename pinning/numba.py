@@ -28,7 +28,7 @@ try:
     from numba.cuda.cudadrv.driver import AutoFreePointer, MappedMemory, MemoryInfo, PinnedMemory, binding
 except ImportError as error:
     raise ImportError(
-        f"pinning.numba needs numba-cuda, of which this is missing: {error}; pip install 'pinning[numba]'"
+        f"pinning.numba needs numba-cuda, of which this is missing: {error}; pip install numba-cuda cuda-bindings"
     ) from error
 
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: its work is ordered with that of all streams that Numba makes

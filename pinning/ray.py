@@ -25,7 +25,7 @@ try:
     import ray
     from ray._private import serialization
 except ImportError as error:
-    raise ImportError(f"pinning.ray needs Ray 2.10 or newer ({error}); pip install 'pinning[ray]'") from error
+    raise ImportError(f"pinning.ray needs Ray 2.10 or newer ({error}); pip install 'ray>=2.10'") from error
 
 _log = logging.getLogger("pinning.ray")
 _HOOKED = "unpack_pickle5_buffers"  # finds the parts of an object, from which Ray then makes a value

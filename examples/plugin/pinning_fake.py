@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin in 50 lines, for a device that sees the host's memory at other addresses.
 
-    pip install ./examples/plugin 'pinning[conformance]'
+    pip install ./examples/plugin hypothesis pytest
     pytest --pyargs pinning.conformance --device fake:0
 
 Its "driver" is madvise(MADV_WILLNEED), which locks nothing, but fails if no memory is mapped.

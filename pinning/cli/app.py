@@ -72,7 +72,7 @@ def bench(
     """Measure lookups, locks and copies on this machine."""
     with _failures(json):
         if plot and not find_spec("matplotlib"):
-            raise ModuleNotFoundError("--plot needs matplotlib: pip install 'pinning[plot]'")
+            raise ModuleNotFoundError("--plot needs matplotlib: pip install matplotlib")
         if plot and not plot.absolute().parent.is_dir():
             raise FileNotFoundError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
         with progress_bar(quiet=json) as step:

@@ -16,5 +16,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        sys.exit("pinning's commands need typer and rich: pip install 'pinning[cli]'")
+        sys.exit("pinning's commands need typer and rich: pip install typer rich")
     app(prog_name="pinning")

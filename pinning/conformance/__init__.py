@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of what every device must do, for any installed plugin; they need pytest and hypothesis.
 
-    pip install 'pinning[conformance]'
+    pip install hypothesis pytest
     pytest --pyargs pinning.conformance --device mydevice:0
 
 Tests of optional features that the device lacks are skipped; each skip names the feature: run with ``-rs`` to see it.

@@ -12,7 +12,7 @@ from pinning import NotLockedError, PartialOverlapError, PinnedMap
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
 
-pytest.importorskip("hypothesis", reason="needs hypothesis: pip install 'pinning[conformance]'")
+pytest.importorskip("hypothesis", reason="needs hypothesis: pip install hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

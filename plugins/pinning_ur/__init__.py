@@ -20,7 +20,7 @@ from pinning.plugin.native_plugin import NativePlugin
 __all__ = ["UrDevice", "UrPlugin", "plugin"]
 
 SONAME = "libur_loader.so.0"
-INSTALL = "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt"
+INSTALL = "pip install intel-cmplr-lib-ur intel-cmplr-lib-rt"
 
 _NODES = Path("/dev/dri")  # the device nodes that drivers open
 _CARDS = Path("/sys/class/drm")  # the same names, with the vendor of each

@@ -50,7 +50,7 @@ def test_a_device_that_locks_no_memory_says_so(build: Build, vendor: str) -> Non
 def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
     """The one real driver that needs no GPU."""
     if not (CPU.exists() and (CPU.parent / "libur_adapter_opencl.so.0").exists()):
-        pytest.skip("needs the CPU of Unified Runtime: pip install 'pinning[ur-cpu]'")
+        pytest.skip("needs the CPU of Unified Runtime: pip install '.[ur-cpu]' in a clone")
     environment = {**os.environ, "OCL_ICD_FILENAMES": str(CPU), "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
     print(run_pytest(*SUITE, "--device", "ur:0", "--refuses", environment=environment))
 

@@ -155,7 +155,7 @@ def test_arena_handed_on(package: Installed, tmp_path: Path) -> None:
 
 
 def test_ray_workers_share_weights(package: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'pinning[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
     needs_room_to_lock(16 << 20)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     said = package.run(EXAMPLES / "ray_weights.py", "8", folder=tmp_path).splitlines()
@@ -165,7 +165,7 @@ def test_ray_workers_share_weights(package: Installed, tmp_path: Path, monkeypat
 
 
 def test_dask_pipeline(package: Installed, tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="needs Dask: pip install 'pinning[dask]'")
+    pytest.importorskip("distributed", reason="needs Dask: pip install distributed")
     needs_room_to_lock(16 << 20)
     said = package.run(EXAMPLES / "dask_pipeline.py", "2", folder=tmp_path).splitlines()
     assert said[0].startswith("8 blocks of 0.25 MiB to ") and said[0].endswith(": their sum is right")

@@ -19,7 +19,7 @@ from fake_device import FakeDevice
 from pinning import VendorError
 from pinning.conformance.faults import eventually
 
-pytest.importorskip("distributed", reason="needs Dask: pip install 'pinning[dask]'")
+pytest.importorskip("distributed", reason="needs Dask: pip install distributed")
 
 from pinning import dask as of_dask
 

@@ -36,4 +36,4 @@ def test_an_engine_of_a_wrong_version(module: str, engine: str, said: str, tmp_p
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
-    assert error.startswith(f"ImportError: {said} (") and f"pip install 'pinning[{module.partition('.')[2]}]'" in error
+    assert error.startswith(f"ImportError: {said} (") and f"pip install '{engine}>=" in error

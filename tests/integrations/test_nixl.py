@@ -157,7 +157,7 @@ def test_what_others_have_pinned_is_not_registered(memory: AgentMemory, device: 
 
 @pytest.fixture
 def nixl() -> Any:
-    return pytest.importorskip("nixl._api", reason="needs NIXL: pip install 'pinning[nixl]'")
+    return pytest.importorskip("nixl._api", reason="needs NIXL: pip install nixl")
 
 
 def test_a_transfer_between_two_agents_of_nixl(nixl: Any) -> None:

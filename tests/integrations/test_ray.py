@@ -18,7 +18,7 @@ import pytest
 import pinning
 from pinning import arrays
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'pinning[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install ray")
 
 from ray._private import serialization
 

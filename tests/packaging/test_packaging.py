@@ -46,7 +46,7 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
 
 def test_the_stubs_of_the_wheel_are_those_of_its_sources(content: dict[str, str], tmp_path: Path) -> None:
     if find_spec("Cython") is None:
-        pytest.skip("needs Cython: pip install 'pinning[test]'")
+        pytest.skip("needs Cython: pip install cython")
     packages = [str(ROOT / package) for package in ("pagetable", "pinning")]
     subprocess.run([sys.executable, ROOT / "tools" / "stub.py", tmp_path, *packages], check=True)
     stubs = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.pyi")}
@@ -196,7 +196,7 @@ pinning\.arena\.space\.Arguments
 
 def stubtest(folder: Path, *modules: str, search: Path | None = None) -> subprocess.CompletedProcess[str]:
     if find_spec("mypy") is None:
-        pytest.skip("needs mypy: pip install 'pinning[test]'")
+        pytest.skip("needs mypy: pip install mypy")
     (folder / "allowed").write_text(CYTHON)
     (folder / "mypy.ini").write_text(f"[mypy]\nmypy_path = {search}\n" if search else "[mypy]\n")
     options = [

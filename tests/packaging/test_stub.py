@@ -13,7 +13,7 @@ import pytest
 
 from installed import ROOT
 
-pytest.importorskip("Cython", reason="needs Cython: pip install 'pinning[test]'")
+pytest.importorskip("Cython", reason="needs Cython: pip install cython")
 
 
 def program() -> Callable[[list[str]], int]:

@@ -40,7 +40,7 @@ def host() -> Environment:
 
 @pytest.fixture(scope="session")
 def standin(build: Callable[[Driver], Path], host: Environment) -> Environment:
-    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
+    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install cuda-bindings")
     return {**DRIVER.environment(build(DRIVER), "devices=2", base=host), "INTERRUPTED": "cuda:0"}
 
 

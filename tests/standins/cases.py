@@ -40,21 +40,21 @@ Cases = dict[str, list[ElementTree.Element]]  # the child's results of the cases
 class Run:
     """What a child needs besides a file: a driver and its configuration, variables, and the vendor's Python bindings.
 
-    `bindings` are a distribution and the extra that installs it, such as ``("cuda-bindings", "cuda")``.
+    `bindings` are a distribution, such as ``"cuda-bindings"``.
     """
 
     driver: Driver
     configuration: str
-    bindings: tuple[str, str] | None = None
+    bindings: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def require(self) -> None:
         """Skip if the bindings are not installed."""
         if self.bindings:
             try:
-                importlib.metadata.distribution(self.bindings[0])
+                importlib.metadata.distribution(self.bindings)
             except importlib.metadata.PackageNotFoundError:
-                pytest.skip(f"needs {self.bindings[0]}: pip install 'pinning[{self.bindings[1]}]'")
+                pytest.skip(f"needs {self.bindings}: pip install {self.bindings}")
 
 
 def on_standin(path: Path, parent: pytest.Collector, runs: Mapping[str, Run]) -> pytest.Collector | None:

@@ -89,7 +89,7 @@ VENDORS = {
     for vendor in (
         Vendor(
             "cuda",
-            Run(libcuda.DRIVER, "devices=4", bindings=("cuda-bindings", "cuda")),
+            Run(libcuda.DRIVER, "devices=4", bindings="cuda-bindings"),
             4,
             libcuda.live,
             kept="events",
@@ -119,7 +119,7 @@ VENDORS = {
         ),
         Vendor(
             "hip",
-            Run(libhip.DRIVER, "devices=8", bindings=("hip-python", "hip")),
+            Run(libhip.DRIVER, "devices=8", bindings="hip-python"),
             8,
             libhip.live,
             kept="events",

@@ -9,7 +9,7 @@ namespace pinning::ur {
 
 Loader::Loader()
     : VendorDriver("Unified Runtime"),
-      library_({"libur_loader.so.0"}, "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt") {
+      library_({"libur_loader.so.0"}, "pip install intel-cmplr-lib-ur intel-cmplr-lib-rt") {
   PINNING_UR_FUNCTIONS(PINNING_LOOK_UP)
   PINNING_UR_RECENT_FUNCTIONS(PINNING_LOOK_UP_IF_THERE)
   Function<void()> only_before_2025_3{"urGetGlobalProcAddrTable"};

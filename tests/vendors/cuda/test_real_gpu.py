@@ -168,7 +168,7 @@ def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) ->
 
 
 def test_a_gpu_is_what_the_vendors_bindings_say_that_it_is(gpu: pinning.CopyDevice) -> None:
-    driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
+    driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install cuda-bindings")
     from pinning_cuda import plugin
 
     def told(function: str, *arguments: object) -> Any:

@@ -27,7 +27,7 @@ def test_it_works_with_memory_of_ours(library: str) -> None:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     pytest.importorskip(library, reason=f"needs {library}")
     if library == "numba":
-        reason = "needs numba-cuda: pip install 'pinning[numba]'"
+        reason = "needs numba-cuda: pip install numba-cuda"
         pytest.importorskip("pinning.numba", reason=reason, exc_type=ImportError)
     program = Path(__file__).parent / PROGRAMS[library]
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)

@@ -25,7 +25,7 @@ def test_a_loader_that_is_not_installed() -> None:
     if not said.startswith("unavailable:"):
         pytest.skip("this machine has libur_loader.so.0 on its library path")
     assert "libur_loader.so.0" in said
-    assert "pip install 'pinning[ur]'" in said
+    assert "pip install intel-cmplr-lib-ur intel-cmplr-lib-rt" in said
 
 
 def test_a_loader_that_lacks_a_library(tmp_path: Path) -> None:
