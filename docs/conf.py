@@ -58,7 +58,7 @@ def leave_out(app, what, name, thing, skip, options):
 
 
 def leave_out_signature(app, what, name, thing, options, signature, returns):
-    """Of what nobody calls, such as a protocol."""
+    """The signature of a class that is not called, such as a protocol."""
     return ("", returns) if signature == "(*args, **kwargs)" else None
 
 
