@@ -2,7 +2,13 @@
 """How Sphinx makes the site: `make docs`. The reference is what help() says."""
 
 import re
+import tomllib
+from functools import partial
 from importlib.metadata import version as version_of
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 
 project = "pinning"
 version = release = version_of("pinning")
@@ -25,20 +31,26 @@ numpydoc_show_class_members = False
 
 html_theme = "furo"
 html_title = f"pinning {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = html_show_sphinx = html_copy_source = False
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. |\$ ", True
 
 
-def name_files(app, docname, source):
-    """A link to a file of the repository that is no page of the site becomes its path."""
-    if "/" not in docname:
-        source[0] = re.sub(r"\[([^]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)", path_of, source[0])
+def link_files(app, docname, source):
+    """A link to a file of the repository leads to its home or, while that is a placeholder, to a copy in the site."""
+    up = "../" * (docname.count("/") + 1)
+    source[0] = re.sub(rf"\[([^]]+)\]\({re.escape(up)}(?!\.\./)([^)#]+)(#[^)]*)?\)", partial(link_to, up), source[0])
 
 
-def path_of(link):
-    text, path = link[1], link[2]
-    return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
+def link_to(up, link):
+    text, path, place = link[1], link[2], link[3] or ""
+    if ".invalid/" not in HOME:
+        return f"[{text}]({HOME}/blob/main/{path}{place})"
+    if (ROOT / path).is_dir():
+        return f"{text} (`{path}`)"
+    return f"{{download}}`{text.strip('`')} <{up}{path}>`"
 
 
 def show_code(app, what, name, thing, options, lines):
@@ -64,6 +76,6 @@ def leave_out_signature(app, what, name, thing, options, signature, returns):
 
 def setup(app):
     app.connect("autodoc-process-signature", leave_out_signature)
-    app.connect("source-read", name_files)
+    app.connect("source-read", link_files)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-docstring", show_code, priority=600)  # after numpydoc
