@@ -101,6 +101,18 @@ class Arena(Space):
         Whether this call created the memory, which is then zero. Otherwise others may have written to it.
     allocated, available, largest_available : int
         Bytes in allocations, bytes left, and the size of the largest possible allocation.
+
+    Examples
+    --------
+    >>> with pinning.Arena(20000, devices="host") as arena:
+    ...     block = arena.allocate(8000)
+    ...     array = block.asarray((1000,), "f8")
+    ...     array[:] = 1
+    ...     arena.wait()
+    ...     print(pinning.is_locked(array, device="host"))
+    ...     del array
+    ...     block.free()
+    True
     """
 
     _memory: Memory | None = None

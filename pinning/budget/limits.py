@@ -75,6 +75,11 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     ------
     TypeError, InvalidRangeError
         An invalid limit or number of bytes.
+
+    Examples
+    --------
+    >>> pinning.budget(1 << 30).limit
+    1073741824
     """
     global _chosen
     now, *_ = _cache.figures()

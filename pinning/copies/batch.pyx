@@ -140,6 +140,16 @@ def copy_batch_async(
         device than the queue.
     VendorError
         The vendor refused. Parts submitted before are complete by then.
+
+    Examples
+    --------
+    >>> parts = [numpy.full(100, each, "u1") for each in range(8)]
+    >>> with pinning.Queue() as queue, pinning.alloc(800, "host", device=queue.device) as memory:
+    ...     places = numpy.asarray(memory).reshape(8, 100)
+    ...     pinning.copy_batch_async(list(places), parts, queue=queue).wait()
+    ...     print(places[:, 0])
+    ...     del places
+    [0 1 2 3 4 5 6 7]
     """
     cdef CEngine chosen = engine_of(engine)
     check_counts(dsts, srcs)
@@ -202,6 +212,16 @@ def copy_blocks(
     ------
     InvalidRangeError
         A block lies outside of its pool; the message names it. Otherwise as `copy_batch_async`.
+
+    Examples
+    --------
+    >>> cache, back = numpy.arange(8000).reshape(8, 1000), numpy.empty((2, 1000), int)
+    >>> with pinning.Queue() as queue, pinning.alloc(16000, device=queue.device) as memory:
+    ...     there = pinning.copy_blocks(memory, [0, 1], cache, [7, 3], 8000, queue=queue)
+    ...     home = pinning.copy_blocks(back, [0, 1], memory, [0, 1], 8000, queue=queue)
+    ...     queue.synchronize()
+    >>> back[:, 0]
+    array([7000, 3000])
     """
     cdef Wanted wanted = Wanted.__new__(Wanted)
     wanted.engine = engine_of(engine)

@@ -100,6 +100,15 @@ def copy_async(
         The sizes differ, or an end is too small, read-only or not contiguous.
     VendorError
         The vendor refused. Later failures are reported by the `Copy`.
+
+    Examples
+    --------
+    >>> array = numpy.arange(1000.0)
+    >>> with pinning.Queue() as queue, pinning.alloc(8000, device=queue.device) as memory, pinning.lock(array):
+    ...     copied = pinning.copy_async(memory, array, queue=queue)
+    ...     copied.wait()
+    ...     print(copied.path, "because", copied.reason)
+    direct because ...
     """
     return submitted(dst, src, nbytes, queue, wait_for, src_access_order, False)
 
@@ -154,6 +163,15 @@ def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | obj
     -------
     Copy
         The completed copy.
+
+    Examples
+    --------
+    >>> array, back = numpy.arange(1000.0), numpy.empty(1000)
+    >>> with pinning.alloc(8000) as memory:
+    ...     there = pinning.copy(memory, array)
+    ...     home = pinning.copy(back, memory)
+    >>> (back == array).all()
+    np.True_
     """
     cdef Event done = submitted(dst, src, nbytes, queue, (), "stream", True)
     done.wait()
@@ -172,6 +190,13 @@ def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | 
     -------
     Plan
         Its `path` and `reason`, and the `steps` of which it is made.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.alloc(8000) as memory, pinning.lock(array):
+    ...     print(pinning.explain(memory, array).path)
+    direct
     """
     cdef Submitter submitter = None if queue is None else queue_of(queue)
     cdef object preferred = None if submitter is None else submitter.device
@@ -307,6 +332,12 @@ def fill(
         The value is not a byte, has another length, or does not fit a whole number of times.
     TypeError
         It is a float.
+
+    Examples
+    --------
+    >>> with pinning.Queue() as queue, pinning.alloc(8000, device=queue.device) as memory:
+    ...     filled = pinning.fill(memory, 0, queue=queue)
+    ...     queue.synchronize()
     """
     pattern = pattern_of(value)
     cdef unsigned width = len(pattern)

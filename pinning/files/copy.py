@@ -87,6 +87,14 @@ def copy_file(
     -------
     FileCopy
         The completed copy.
+
+    Examples
+    --------
+    >>> saved = Path("numbers").write_bytes(bytes(range(100)))
+    >>> numbers = numpy.empty(10, "u1")
+    >>> copied = pinning.copy_file(numbers, "numbers", offset=50, nbytes=10)
+    >>> numbers[0]
+    np.uint8(50)
     """
     copy = _copied(dst, path, offset, nbytes, queue, (), True)
     try:

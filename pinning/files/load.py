@@ -103,6 +103,13 @@ def load_file(
     See Also
     --------
     save_file, copy_file_async, pinning.files.shard
+
+    Examples
+    --------
+    >>> pinning.save_file({"weight": numpy.ones((3, 4), "f4")}, "model.safetensors")
+    >>> tensors = pinning.load_file("model.safetensors", "host", framework="numpy")
+    >>> tensors["weight"].shape
+    (3, 4)
     """
     targets = _targets(device, queue, slices, framework)
     with ExitStack() as files:

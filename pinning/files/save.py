@@ -70,6 +70,10 @@ def save_file(
 
     After an error, or Ctrl-C, no file is left beside `path`, which is unchanged. But it has the new file if the error
     comes after the rename: Ctrl-C, or an `fsync` of the folder that fails.
+
+    Examples
+    --------
+    >>> pinning.save_file({"weight": numpy.ones((3, 4), "f4")}, "model.safetensors")
     """
     saving = _Saving(tensors, path, metadata, fsync)
     try:

@@ -247,6 +247,13 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     ------
     PluginUnavailableError
         There is no device of this name.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array, device="host"):
+    ...     array.ctypes.data in pinning.pinned_map("host")
+    True
     """
     return maps.get(default_device() if on is None else device(on))
 

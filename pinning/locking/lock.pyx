@@ -315,6 +315,13 @@ def lock(
         There is no such device.
     VendorError
         The vendor refused.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array) as lock:
+    ...     lock.size, lock.held
+    (8000, True)
     """
     cdef Bytes found
     cdef Lock handle = unlocked(buffer, size, &found)
@@ -409,6 +416,14 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
         It is not locked.
     VendorError
         The vendor refused; it is still locked.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> lock = pinning.lock(array)
+    >>> pinning.unlock(array)
+    >>> lock.held
+    False
     """
     cdef Bytes found
     if isinstance(buffer, Lock):
@@ -477,6 +492,13 @@ def locked(
     -------
     context manager
         It yields a tuple with one `Lock` for each buffer.
+
+    Examples
+    --------
+    >>> weights, bias = numpy.ones(1000), numpy.ones(10)
+    >>> with pinning.locked(weights, bias):
+    ...     pinning.is_locked(weights), pinning.is_locked(bias)
+    (True, True)
     """
     if len(buffers) == 1 and isinstance(buffers[0], (list, tuple)) and not all([kind_of(each).address for each in buffers[0]]):
         raise TypeError(f"locked takes buffers one by one, not a {type(buffers[0]).__name__} of them: locked(*buffers)")
@@ -502,6 +524,13 @@ def is_locked(buffer: object, size: int | None = None, *, device: Device | str |
     -------
     bool
         False, and no error, for memory that is not locked.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array[:500]):
+    ...     pinning.is_locked(array[100:200]), pinning.is_locked(array)
+    (True, False)
     """
     cdef Bytes found
     if not range_at(buffer, size, &found):
@@ -542,6 +571,14 @@ def find(buffer: object, size: int | None = None, *, device: Device | str | None
     -------
     Region or None
         A snapshot; None if no region contains them all.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array):
+    ...     region = pinning.find(array[100:200])
+    >>> region.size, region.references
+    (8000, 1)
     """
     cdef Bytes found
     if not range_at(buffer, size, &found):
@@ -571,6 +608,13 @@ def regions(device: Device | str | None = None, *, idle: bool = False) -> list[R
         The device; all devices by default.
     idle : bool
         Also idle regions, which are registered and not locked, see `pinning.budget`.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array):
+    ...     [region.size for region in pinning.regions()]
+    [8000]
     """
     all_maps = pinned_maps() if device is None else [map_of(device)]
     return [

@@ -422,6 +422,14 @@ def lock_async(
         As `lock`. Other errors are raised by `wait`.
     PinningError
         The map is closed, or no thread can be started.
+
+    Examples
+    --------
+    >>> cache = numpy.zeros((16, 512), "u1")
+    >>> with pinning.lock_async(cache, unit=512) as pending:
+    ...     lock = pending.wait()
+    ...     lock.size
+    8192
     """
     return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
 

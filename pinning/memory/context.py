@@ -162,6 +162,15 @@ def alloc(
         Not enough memory: `OutOfMemoryError` of the vendor, or `LockLimitError` if HOST memory cannot be locked.
     VendorError
         The vendor refused for another reason.
+
+    Examples
+    --------
+    >>> with pinning.alloc(8000, "host") as memory:
+    ...     array = numpy.asarray(memory).view("f8")
+    ...     array[:] = 1
+    ...     print(array.sum(), pinning.is_locked(array))
+    ...     del array
+    1000.0 True
     """
     if not isinstance(context, Context):
         context = default_context(device if context is None else context)

@@ -52,6 +52,14 @@ class Pool(Store):
         Bytes that the pool has from the vendor, and of these the bytes in allocated blocks, which are multiples of 256.
     reserved_high, used_high : int
         Their maximum since `reset_high`.
+
+    Examples
+    --------
+    >>> with pinning.Pool("host", zero_initialize=True) as pool, pinning.Queue("host") as queue:
+    ...     memory, ready = queue.alloc(1000, pool=pool)
+    ...     freed = queue.free(memory)
+    ...     pool.reserved >= 1000
+    True
     """
 
     def __init__(

@@ -64,6 +64,13 @@ class Queue(Submitter):
         `order` or `links` is invalid.
     VendorError
         The vendor refused.
+
+    Examples
+    --------
+    >>> with pinning.Queue() as queue:
+    ...     called = queue.call(lambda: print("in its turn"))
+    ...     called.wait()
+    in its turn
     """
 
     _pools: ClassVar[Pools]  # set by pinning.memory, which imports this package and not the reverse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The help of each public name: it is not empty, and describes all parameters and no others.
+"""The help of each public name: it is not empty, describes all parameters and no others, and its examples run.
 
 The site's reference, which is generated from it, has all public names.
 """
@@ -9,15 +9,18 @@ from __future__ import annotations
 import builtins
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import pagetable
 import pinning
 from folders import ROOT
+from installed import run
 
 MODULES = (
     "pagetable",
@@ -133,3 +136,19 @@ def test_the_reference_has_each_public_name() -> None:
     assert {f"pinning.{name}" for name in pinning._ON_DEMAND} <= modules | set(MODULES)
     names = {f"{module}.{name}" for module, name in NAMES if id(getattr(import_module(module), name)) not in shown}
     assert names == set()
+
+
+EXAMPLES = """
+import doctest, inspect, pathlib, sys
+import numpy, pinning
+runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+for name in pinning.__all__:
+    text = inspect.getdoc(getattr(pinning, name)) or ""
+    names = {"numpy": numpy, "pinning": pinning, "Path": pathlib.Path}
+    runner.run(doctest.DocTestParser().get_doctest(text, names, name, None, 0))
+sys.exit(runner.failures > 0 or runner.tries < 40)
+"""
+
+
+def test_examples_of_the_help(tmp_path: Path) -> None:
+    run(sys.executable, "-P", "-W", "error", "-c", EXAMPLES, folder=tmp_path)
