@@ -72,7 +72,7 @@ def unlock_unmapped(buffer: object, *, device: Device | str | None = None) -> No
     """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
 
     No other caller's lock is given up, even if that `lock_mapped` locked nothing, or there was none. If several callers
-    have mapped the buffer, it stays locked at least until all that locked it have unmapped it.
+    have mapped the buffer, it stays locked at least until each caller that locked it has unmapped it.
 
     Parameters
     ----------
