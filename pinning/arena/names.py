@@ -8,6 +8,7 @@ killed, the next one that makes a segment.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -67,7 +68,9 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
                     found.take()
                 return found
     except OSError as error:
-        raise PinningError(f"shared memory {name!r} cannot be used: {error}") from error
+        of_another = error.errno in (errno.EPERM, errno.EACCES) and path.exists()
+        why = f"{path} belongs to another user: choose another name" if of_another else str(error)
+        raise PinningError(f"shared memory {name!r} cannot be used: {why}") from error
 
 
 def abandoned() -> list[tuple[str, int]]:

@@ -151,6 +151,21 @@ def test_what_is_no_segment(name: str, device: FakeDevice, tmp_path: Path) -> No
     assert (tmp_path / "file").read_bytes() == b"important"
 
 
+def test_a_file_of_another_user(name: str, device: FakeDevice) -> None:
+    file_of(name).write_bytes(b"important")
+    try:
+        os.chown(file_of(name), 12345, 12345)
+    except PermissionError:
+        file_of(name).unlink()
+        pytest.skip("needs to give a file to another user (root)")
+    file_of(name).chmod(0o666)
+    for create in (None, False, True):
+        with pytest.raises(PinningError, match="belongs to another user"):
+            Arena(9, device, name=name, create=create)
+    assert file_of(name).read_bytes() == b"important"
+    file_of(name).unlink()
+
+
 def test_one_of_two_is_killed(name: str, device: FakeDevice) -> None:
     other = Other(name, then="arena.asarray()[:] = 3")
     arena = Arena(SIZE, device, name=name)

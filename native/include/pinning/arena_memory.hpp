@@ -60,13 +60,14 @@ struct SharedMemory {
     return 0;
   }
 
-  /// -ENOENT: there is none. -EINTR: try again, perhaps because it was removed meanwhile.
+  /// -ENOENT: there is none. -EPERM: it belongs to another user, who could read and change all of it. -EINTR: try again, perhaps because it was removed meanwhile.
   int join(std::string const& name, bool wait) {
     file = in(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (file < 0) return file;
     struct ::stat info;
     int code = in(::fstat(file, &info));
     if (code == 0 && !S_ISREG(info.st_mode)) code = -EINVAL;
+    if (code == 0 && info.st_uid != ::geteuid()) code = -EPERM;
     if (code == 0) {
       abandoned = ::flock(file, LOCK_EX | LOCK_NB) == 0;
       if (!abandoned) code = in(::flock(file, LOCK_SH | (wait ? 0 : LOCK_NB)));
