@@ -17,7 +17,24 @@ class InvalidRangeError(PinningError, ValueError):
 
 
 class PartialOverlapError(InvalidRangeError):
-    """A range that shares bytes with a locked region without lying inside it."""
+    """A range that shares bytes with a locked region, or with what others have pinned, without lying inside it.
+
+    Attributes
+    ----------
+    wanted, region, both : tuple of int
+        The refused range, what it overlaps, and the range that covers these two, each as ``(address, size)``, which
+        `lock` takes.
+    """
+
+    def __init__(self, message: str, wanted: tuple[int, int], region: tuple[int, int]) -> None:
+        super().__init__(message, wanted, region)
+        self.wanted = wanted
+        self.region = region
+        start = min(wanted[0], region[0])
+        self.both = (start, max(sum(wanted), sum(region)) - start)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotLockedError(PinningError, LookupError):

@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.budget.cache cimport keep_owner, watch
-from pinning.interop.memory_of cimport Bytes, host_memory_of, kind_of
+from pinning.interop.memory_of cimport Bytes, Export, host_memory_of, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
 from pinning.plugin.native cimport LockOptions
@@ -21,17 +21,20 @@ import os
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pinning.budget.limits import check_lock
-from pinning.errors import InvalidRangeError, NotLockedError
+from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError
+from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, describe, integer
 from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from pinning.interop.memory_of import HostBuffer
@@ -44,7 +47,11 @@ cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
 cdef extern from "Python.h":
     ctypedef struct Type "PyTypeObject":
         const char* tp_name
+    ctypedef struct Frame "PyFrameObject"
     Type* Py_TYPE(object thing)
+    Frame* PyEval_GetFrame() noexcept
+    object PyFrame_GetCode "(PyObject *) PyFrame_GetCode"(Frame* frame)
+    int PyFrame_GetLasti(Frame* frame) noexcept
     PyObject* PyDict_GetItem(object dictionary, object key)
 
 cdef extern from "<pinning/open_locks.hpp>" namespace "pinning":
@@ -119,9 +126,10 @@ cdef class Pace:
         del self.pieces
 
 
-cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms):
+cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object stall_ms):
+    cdef uint64_t size = lock.size
     if piece is not None and (unit is not None or stall_ms is not None):
-        raise InvalidRangeError(f"piece {piece} says how large each piece is; give either that, or unit and stall_ms")
+        raise ArgumentError(f"piece {piece} says how large each piece is; give either that, or unit and stall_ms")
     cdef uint64_t least = 0
     cdef long long longest = 0
     if piece is not None:
@@ -135,6 +143,10 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
         longest = <long long>(1e6 * stall)
         least = 1 if unit is None else byte_count(unit, "unit")
+        element = (<Export>lock.owner).view.itemsize if isinstance(lock.owner, Export) else 1
+        if unit is not None and element > 1 and least % element:
+            raise InvalidRangeError(f"unit is {unit}; it must be a multiple of the buffer's elements, {element} bytes, or "
+                                    "a border between pieces would cut one")
         least *= max(<uint64_t>LEAST // least, <uint64_t>1)
     if least > largest or (least == 0 and size > largest):
         least = largest
@@ -148,8 +160,8 @@ cdef class Lock(Hold):
     """One lock of one buffer. Made by `lock`; a context manager, which unlocks at the end.
 
     While it is held the buffer's owner is kept alive, and cannot be resized or closed. A lock that is dropped while
-    held warns (ResourceWarning) and unlocks. In a forked child it is not held: page locks stay with the
-    parent.
+    held unlocks and warns: RuntimeWarning if the statement that locked did not keep it, else ResourceWarning. In a
+    forked child it is not held: page locks stay with the parent.
 
     Attributes
     ----------
@@ -229,7 +241,7 @@ cdef class Lock(Hold):
         if not self.is_held():
             return
         try:
-            warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+            warn_of_drop(self, self.made_by, "was dropped while held; unlock it, or use `with`")
         finally:
             self.drop()
 
@@ -332,7 +344,7 @@ def lock(
             f"progress is {describe(progress)}; it must be a function of two integers, bytes done and total"
         )
     if unit is not None or stall_ms is not None:
-        pace = pace_of(pinned_map.largest, found.size, piece, unit, stall_ms)
+        pace = pace_of(pinned_map.largest, handle, piece, unit, stall_ms)
     if not handle.try_take(pinned_map, found.ptr, found.size, lock_options(read_only, coherent).coherence):
         if read_only is None and found.read_only >= 0:
             read_only = bool(found.read_only)
@@ -342,6 +354,7 @@ def lock(
         else:
             handle.take_in_pieces(pinned_map, found.ptr, found.size, lock_options(read_only, coherent), pace.pieces)
         show(handle, description_of(buffer))
+        handle.made_by = this_call()
     handle.enter()
     return handle
 
@@ -351,6 +364,48 @@ cdef Lock unlocked(object buffer, object size, Bytes* found):
     handle.owner = host_memory_of(buffer, size, found)
     handle.ptr, handle.size, handle.read_only = found.ptr, found.size, found.read_only
     return handle
+
+
+cdef Call this_call():
+    """The call that the program is in; not for a lock in locked memory, which would take twice as long."""
+    cdef Call call
+    cdef Frame* frame = PyEval_GetFrame()
+    call.code, call.at = NULL, 0
+    if frame is not NULL:
+        code = PyFrame_GetCode(frame)
+        call.code, call.at = <void*>code, PyFrame_GetLasti(frame)
+    return call
+
+
+cdef bint is_result_of(Call call):
+    """Whether the instruction that is dropping an object drops the result of this call, which nothing else has kept.
+
+    It is then the one after the call. One that stores the result drops an earlier one, which had been kept.
+    """
+    cdef Frame* frame = PyEval_GetFrame()
+    if call.code is NULL or frame is NULL:
+        return False
+    code = PyFrame_GetCode(frame)
+    if <void*>code is not call.code:
+        return False
+    import opcode
+
+    cdef int at = PyFrame_GetLasti(frame)
+    cdef bytes instructions = code.co_code
+    return (
+        call.at < at
+        and not any(instructions[call.at + 2 : at : 2])  # only its caches are between
+        and opcode.opname[instructions[at]] in ("POP_TOP", "LOAD_ATTR")
+    )
+
+
+cdef warn_of_drop(object handle, Call made_by, str text):
+    if is_result_of(made_by):
+        warnings.warn(f"{handle!r} is unlocked at once, because this line does not keep it: assign it, or use `with`; "
+                      "for calls in pairs there are pinning.pinned_map(device).lock(address, size) and unlock(address)",
+                      RuntimeWarning)
+    else:
+        warnings.warn(f"{handle!r} {text}", ResourceWarning, source=handle)
 
 
 cdef tuple description_of(object buffer):
@@ -444,7 +499,13 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
             except NotLockedError:
                 continue
             return
-        raise NotLockedError(f"no locked region holds {found.ptr:#x}")
+        where = "" if device is None else f" on {map_of(device).device.name}"
+        why = (
+            "only the registration cache has it: pinning.give_back_idle() gives it back"
+            if any([found.ptr in region for region in regions(device, idle=True)])
+            else "pinning.regions() lists what is locked, and one lock allows one unlock"
+        )
+        raise NotLockedError(f"no locked region{where} holds {found.ptr:#x}; {why}")
     raise NotLockedError(f"no locked region holds {int(buffer):#x}, which is not in [0, 2**64)")
 
 
@@ -475,11 +536,12 @@ cdef bint is_only_held(PinnedMap pinned_map, uint64_t ptr) except -1:
     return region.has_value() and held > 0 and dereference(region).references <= held
 
 
-@contextmanager
 def locked(
     *buffers: object, device: Device | str | None = None, read_only: bool | None = None, coherent: bool | None = None
-) -> Iterator[tuple[Lock, ...]]:
+) -> AbstractContextManager[tuple[Lock, ...]]:
     """Lock several buffers for the duration of a ``with`` block: all of them or none. Raises what `lock` does.
+
+    They may overlap one another: those that do are in one region.
 
     Parameters
     ----------
@@ -502,10 +564,34 @@ def locked(
     """
     if len(buffers) == 1 and isinstance(buffers[0], (list, tuple)) and not all([kind_of(each).address for each in buffers[0]]):
         raise TypeError(f"locked takes buffers one by one, not a {type(buffers[0]).__name__} of them: locked(*buffers)")
+    cdef Bytes found
+    for each in buffers:
+        host_memory_of(each, None, &found)  # refused by this call rather than at the `with`
+    lock_options(read_only, coherent)
+    return _locked(buffers, dict(device=map_of(device).device, read_only=read_only, coherent=coherent))
+
+
+@contextmanager
+def _locked(tuple buffers, dict options):
+    unions = overlaps_of([host_buffer(each) for each in buffers])
     with ExitStack() as stack:
-        yield tuple([
-            stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers
-        ])
+        with ExitStack() as until_all_are_locked:
+            for each in unions:
+                until_all_are_locked.enter_context(lock(each, **options))
+            locks = tuple([stack.enter_context(lock(each, **options)) for each in buffers])
+        yield locks
+
+
+cdef list overlaps_of(list buffers):
+    """Address and size of what buffers form together that overlap."""
+    cdef list ranges = []
+    for each in sorted(buffers, key=attrgetter("ptr")):
+        start, end, several = each.ptr, each.ptr + each.size, False
+        if ranges and start < ranges[-1][1]:
+            start, before, _ = ranges.pop()
+            end, several = max(before, end), True
+        ranges.append((start, end, several))
+    return [(start, end - start) for start, end, several in ranges if several]
 
 
 def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:

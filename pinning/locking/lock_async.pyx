@@ -12,14 +12,15 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes
-from pinning.locking.lock cimport Lock, Pace, description_of, map_of, pace_of, show, unlocked
+from pinning.locking.lock cimport (
+    Call, Lock, Pace, description_of, map_of, pace_of, show, this_call, unlocked, warn_of_drop,
+)
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation
 
 import time
-import warnings
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -198,7 +199,7 @@ cdef class PendingLock:
     It can be awaited in any asyncio event loop: ``lock = await pending``. Cancelling the waiting task does not cancel
     the lock, and neither does Ctrl-C in `wait`.
 
-    If it is dropped before it is done, it warns (ResourceWarning) and is undone. When the program exits, all that are
+    If it is dropped before it is done, it is undone and warns, as a `Lock` does. When the program exits, all that are
     left are undone. In a forked child it is not held: page locks stay with the parent.
 
     Attributes
@@ -212,6 +213,7 @@ cdef class PendingLock:
     cdef Job job
     cdef readonly uint64_t ptr
     cdef readonly uint64_t size
+    cdef Call made_by
     cdef object __weakref__
 
     def __init__(self):
@@ -285,6 +287,8 @@ cdef class PendingLock:
             raise self.job.error
         if self.job.unwanted:
             raise PinningError(f"{self!r} was cancelled; lock the buffer again")
+        if whole:
+            self.job.lock.made_by = this_call()
         return self.job.lock if whole else None
 
     def cancel(self) -> None:
@@ -339,8 +343,7 @@ cdef class PendingLock:
         if self.job is None or self.done or self.job.unwanted:
             return
         try:
-            warnings.warn(f"{self!r} was dropped before it was done; wait for it or cancel it", ResourceWarning,
-                          source=self)
+            warn_of_drop(self, self.made_by, "was dropped before it was done; wait for it or cancel it")
         finally:
             self.job.drop()
 
@@ -448,7 +451,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     job.unlisted, job.how = unlisted, how
     job.lock = unlocked(buffer, size, &found)
     job.pinned_map = map_of(device)
-    job.pace = pace_of(job.pinned_map.largest, found.size, piece, unit, stall_ms)
+    job.pace = pace_of(job.pinned_map.largest, job.lock, piece, unit, stall_ms)
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
     job.options = lock_options(read_only, coherent)
@@ -458,6 +461,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     job.pinned_map.check_open()
     cdef PendingLock handle = PendingLock.__new__(PendingLock)
     handle.job, handle.ptr, handle.size = job, found.ptr, found.size
+    handle.made_by = job.lock.made_by = this_call()
     if job.lock.try_take(job.pinned_map, found.ptr, found.size, job.options.coherence):
         if not unlisted:
             job.lock.enter()

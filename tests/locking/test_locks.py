@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import pickle
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from pinning import (
     LockLimit,
     LockLimitError,
     NotLockedError,
+    PartialOverlapError,
     PinningError,
     VendorError,
 )
@@ -229,6 +231,32 @@ def test_locked_takes_all_or_none(device: FakeDevice) -> None:
         assert locks == ()
 
 
+def test_locked_takes_buffers_that_overlap_one_another(device: FakeDevice) -> None:
+    values, other = np.zeros(1000, np.uint8), np.zeros(10, np.uint8)
+    parts = [values[10:20], values[:100], other, values[50:200], values[200:300]]
+    with pinning.locked(*parts, device=device) as locks:
+        assert [(lock.ptr, lock.size) for lock in locks] == [(address_of(part), part.size) for part in parts]
+        assert sorted(device.locked.values()) == [10, 100, 200]
+        assert sum(region.references for region in pinning.regions(device)) == len(parts)
+    assert device.locked == {}
+
+
+def test_an_overlap_says_what_to_unlock_and_then_to_lock(device: FakeDevice) -> None:
+    values = np.zeros(1000, np.uint8)
+    start = address_of(values)
+    first = pinning.lock(values[:600], device=device)
+    way_out = rf"unlock \[{start:#x}, {start + 600:#x}\), then lock \[{start:#x}, {start + 1000:#x}\)"
+    with pytest.raises(PartialOverlapError, match=way_out) as caught:
+        pinning.lock(values[500:], device=device)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.wanted, error.region, str(error)) == ((start + 500, 500), (start, 600), str(caught.value))
+    with pytest.raises(PartialOverlapError, match=rf"unlock \[{start:#x}, {start + 600:#x}\) first"):
+        pinning.pinned_map(device).register(start + 5, 5, 0)
+    first.unlock()
+    with pinning.lock(error.both, device=device) as lock:
+        assert (lock.ptr, lock.size) == (start, 1000)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_block_that_raises_unlocks(device: FakeDevice, error: type[BaseException]) -> None:
     with pytest.raises(error), pinning.lock(bytearray(100), device=device):
@@ -410,6 +438,40 @@ def test_a_dropped_lock_warns_and_unlocks(device: FakeDevice, in_a_cycle: bool) 
         gc.collect() if in_a_cycle else None
     assert device.locked == {}
     buffer.append(0)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "pinning.lock(buffer, device=device)",
+        "ptr = pinning.lock((buffer.ctypes.data, 100), device=device).device_ptr",
+        "pinning.lock_async(buffer, device=device)",
+        "pinning.lock_async(buffer, device=device).wait()",
+    ],
+)
+def test_a_lock_that_its_statement_does_not_keep_is_told_with_the_line(device: FakeDevice, statement: str) -> None:
+    program = compile("\n\n" + statement, "program.py", "exec")
+    with pytest.warns(RuntimeWarning, match="does not keep it") as told:
+        exec(program, {"pinning": pinning, "device": device, "buffer": np.zeros(100)})
+    assert [(each.filename, each.lineno) for each in told] == [("program.py", 3)]
+
+
+def test_a_lock_that_was_kept_is_dropped_without_a_visible_warning(
+    device: FakeDevice, recwarn: pytest.WarningsRecorder
+) -> None:
+    def keep_until_the_end() -> None:
+        kept: Any = [pinning.lock(np.zeros(100), device=device)]
+        kept.pop()
+        for _ in range(3):
+            kept = pinning.lock(np.zeros(100), device=device)  # the one before is dropped
+        kept.itself = kept
+
+    keep_until_the_end()
+    gc.collect()
+    with pinning.lock(np.zeros(100), device=device):
+        pinning.lock(np.zeros(100), device=device).unlock()
+    assert {each.category for each in recwarn} == {ResourceWarning}
+    assert device.locked == {}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

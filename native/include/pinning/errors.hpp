@@ -5,6 +5,7 @@
 #error "pinning needs C++20: compile with -std=c++20"
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
@@ -54,11 +55,27 @@ class PartialOverlap : public InvalidRange {
       : InvalidRange("the range " + describe(start, size) + " overlaps the " +
                      (by == By::us ? "locked region " + describe(region_start, region_size) +
                                          "; a lock must lie inside a locked region or clear of all, a registration "
-                                         "clear of all: unlock that region first, or lock one range that covers both"
+                                         "clear of all: unlock " +
+                                         way_out(start, start + size, region_start, region_start + region_size)
                                    : "range " + describe(region_start, region_size) +
                                          ", which someone else has pinned; a lock must lie inside it or clear of it, a "
                                          "registration clear of it: lock the parts apart, or have its owner unpin it "
-                                         "first (and refresh the map)")) {}
+                                         "first (and refresh the map)")),
+        start(start), size(size), region_start(region_start), region_size(region_size) {}
+
+  /// The refused range, and what it overlaps.
+  Address start;
+  std::uint64_t size;
+  Address region_start;
+  std::uint64_t region_size;
+
+ private:
+  static std::string way_out(Address start, Address end, Address region_start, Address region_end) {
+    std::string const region = "[" + describe(region_start) + ", " + describe(region_end) + ")";
+    if (region_start <= start && end <= region_end) return region + " first";
+    return region + ", then lock " +
+           describe(std::min(start, region_start), std::max(end, region_end) - std::min(start, region_start));
+  }
 };
 
 /// No region is locked there.

@@ -89,7 +89,13 @@ inline void raise_in_python() {
   } catch (PythonAlreadyPinned const& error) {
     error.raised.raise_again();
   } catch (PartialOverlap const& error) {
-    raise("PartialOverlapError", error.what());
+    PyObject* const type = type_of("PartialOverlapError");
+    PyObject* const refusal =
+        type == nullptr ? nullptr : PyObject_CallFunction(type, "s(KK)(KK)", error.what(), error.start, error.size,
+                                                          error.region_start, error.region_size);
+    if (refusal != nullptr) PyErr_SetObject(type, refusal);
+    Py_XDECREF(refusal);
+    Py_XDECREF(type);
   } catch (std::invalid_argument const& error) {  // also that of the page table
     raise("InvalidRangeError", error.what());
   } catch (NotLocked const& error) {
