@@ -60,11 +60,12 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         Bytes, or a fraction above 0.0 and up to 1.0 of the memory that this process may use (the smallest limit of its
         control groups, or the memory of the machine). None leaves it unchanged. Initially 1.0.
     idle : bool or int, optional
-        Whether, or up to how many bytes, unlocked buffers stay registered with the vendor (idle), so that the next lock
-        of one, or of a part of it, makes no vendor call. Off until a call sets a limit, which switches it on by
-        default. Idle regions are given back, least recently used first, when a lock does not fit, when memory is short,
-        by `give_back_idle`, and soon after their owner is dropped. Only whole NumPy arrays, bytes, bytearrays and
-        mappings are kept; they can be neither resized nor closed until they are given back (docs/budget.md).
+        The registration cache: True switches it on, a number of bytes is its maximum, False switches it off; None
+        leaves it unchanged. It is off initially. With it, unlocked buffers stay registered with the vendor (idle), so
+        that the next lock of one, or of a part of it, makes no vendor call. Idle regions are given back, least recently
+        used first, when a lock does not fit, when memory is short, by `give_back_idle`, and soon after their owner is
+        dropped. Only whole NumPy arrays, bytes, bytearrays and mappings are kept; until they are given back they can be
+        neither resized nor closed (BufferError).
 
     Returns
     -------
@@ -82,8 +83,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     1073741824
     """
     global _chosen
-    now, *_ = _cache.figures()
-    most_idle = _cache.NO_LIMIT
+    now, *_, most_idle = _cache.figures()
     if limit is not None:
         chosen = _choice(limit)
     if idle is not None:

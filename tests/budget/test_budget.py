@@ -151,9 +151,10 @@ def test_no_limit(limit: object) -> None:
 
 def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
     array = numpy.zeros(SIZE, "u1")
-    pinning.lock(array, device=device).unlock()
-    assert device.locked == {}, "nothing is kept until asked for"
     pinning.budget(1.0)
+    pinning.lock(array, device=device).unlock()
+    assert device.locked == {}, "nothing is kept until asked for, and a limit does not ask"
+    pinning.budget(idle=True)
     before = pinning.budget()
     lock = pinning.lock(array, device=device)
     device_ptr = lock.device_ptr
@@ -165,8 +166,9 @@ def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
     (region,) = pinning.regions(device, idle=True)
     assert (region.idle, region.references, region.size) == (True, 0, SIZE)
     assert pinning.budget().idle == before.idle + SIZE
-    with pytest.raises(pinning.NotLockedError):
+    with pytest.raises(pinning.NotLockedError, match="give_back_idle"):
         pinning.unlock(array, device=device)
+    pinning.budget(1.0)
     for part in (array, array[100:200], array.reshape(256, -1)[3:].T, (array.ctypes.data + 5, 10)):
         with pinning.lock(part, device=device) as again:
             assert (again.held, lock.held) == (True, False)
@@ -200,7 +202,7 @@ def whole_file(folder: Path) -> object:
     ],
 )
 def test_what_is_kept(device: FakeDevice, tmp_path: Path, make: Callable[[Path], object], kept: bool) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     buffer = make(tmp_path)
     pinning.lock(buffer, device=device).unlock()
     assert bool(device.locked) == kept
@@ -211,7 +213,7 @@ def test_what_is_kept(device: FakeDevice, tmp_path: Path, make: Callable[[Path],
 
 
 def test_an_idle_owner_is_not_resized(device: FakeDevice) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     buffer, mapping = bytearray(SIZE), mmap.mmap(-1, SIZE, access=mmap.ACCESS_READ)
     for each in (buffer, mapping):
         pinning.lock(each, device=device).unlock()
@@ -229,7 +231,7 @@ def test_memory_that_is_dropped_is_given_back_soon_to_both_devices_that_keep_it(
     class Model:
         itself: object = None
 
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     devices = FakeDevice("fake:0"), FakeDevice("fake:1")
     array, model = numpy.zeros(SIZE, "u1"), Model()
     model.itself = (model, array) if in_a_cycle else None
@@ -246,7 +248,7 @@ def test_memory_that_is_dropped_is_given_back_soon_to_both_devices_that_keep_it(
 
 
 def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
-    pinning.budget(used() + 2 * SIZE)
+    pinning.budget(used() + 2 * SIZE, idle=True)
     useful, dropped = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
     pinning.lock(useful, device=device).unlock()
     pinning.lock(dropped, device=device).unlock()
@@ -267,7 +269,7 @@ def test_what_exceeds_the_budget_is_not_kept(device: FakeDevice) -> None:
 
 
 def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     idle, wanted = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
     pinning.lock(idle, device=device).unlock()
     device.fail(LockLimitError("no room"))
@@ -300,7 +302,7 @@ class LimitedDevice(FakeDevice):
 @pytest.mark.parametrize("over", [0, 1], ids=["as much as there is", "a byte more"])
 def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
     device = LimitedDevice("fake:limited")
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     idle, wanted = [numpy.zeros(SIZE, "u1") for _ in range(2)], numpy.zeros(2 * SIZE + over, "u1")
     for array in idle:
         pinning.lock(array, device=device).unlock()
@@ -315,7 +317,7 @@ def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
 
 
 def test_a_vendor_that_refuses_to_give_back(device: FakeDevice) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     arrays = [numpy.zeros(SIZE, "u1") for _ in range(3)]
     for array in arrays:
         pinning.lock(array, device=device).unlock()
@@ -332,7 +334,7 @@ def test_a_vendor_that_refuses_to_give_back(device: FakeDevice) -> None:
 
 
 def test_what_a_vendor_gave_back_in_part_is_idle_in_part(device: FakeDevice) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     before, array = pinning.budget(), numpy.zeros(4 * SIZE, "u1")
     pinning.lock(array, device=device, piece=SIZE).unlock()
     device.fail(VendorError("fakeUnlock", 1, "FAKE"), 1)  # the second of four
@@ -345,7 +347,7 @@ def test_what_a_vendor_gave_back_in_part_is_idle_in_part(device: FakeDevice) -> 
 
 
 def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     array = numpy.zeros(SIZE, "u1")
     pinning.lock(array, device=device).unlock()
     pinning.pinned_map(device).close()
@@ -355,7 +357,7 @@ def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     run_program(
         """
         import numpy, pinning
-        pinning.budget(1.0)
+        pinning.budget(idle=True)
         array = numpy.zeros(4096)
         pinning.lock(array, device="host").unlock()
         assert pinning.device("host").is_pinned_ptr(array.ctypes.data)
@@ -366,7 +368,7 @@ def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
 
 
 def test_a_map_that_is_dropped_keeps_nothing() -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     device = FakeDevice()
     array = numpy.zeros(SIZE, "u1")
     pinning.lock(array, device=device).unlock()
@@ -384,7 +386,7 @@ def test_a_map_that_is_dropped_keeps_nothing() -> None:
 
 def test_a_copy_of_what_is_idle() -> None:
     host = pinning.device("host")
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     array = numpy.arange(SIZE, dtype="u1")
     pinning.lock(array, device=host).unlock()
     idle = pinning.budget().idle
@@ -406,7 +408,7 @@ def test_a_copy_of_what_is_idle() -> None:
 def test_more_than_the_budget_in_turns_by_threads() -> None:
     devices = [FakeDevice(f"fake:{index}") for index in range(2)]
     fixed = used()
-    pinning.budget(fixed + 8 * SIZE)
+    pinning.budget(fixed + 8 * SIZE, idle=True)
     arrays = [numpy.zeros(SIZE, "u1") for _ in range(12)]
 
     def cycle(first: int) -> None:
@@ -423,7 +425,7 @@ def test_more_than_the_budget_in_turns_by_threads() -> None:
 
 
 def test_the_child_of_a_fork_has_nothing_idle() -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     arrays = [numpy.zeros(SIZE, "u1")]
     pinning.lock(arrays[0], device="host").unlock()
     before = pinning.budget()
@@ -509,7 +511,7 @@ def test_what_is_idle_ends_with_the_program() -> None:
             def is_pinned_ptr(self, ptr): return None
 
         device = Device()
-        pinning.budget(1.0)
+        pinning.budget(idle=True)
         array = numpy.zeros(100)
         pinning.lock(array, device=device).unlock()
         print("end", flush=True)
@@ -519,7 +521,7 @@ def test_what_is_idle_ends_with_the_program() -> None:
 
 
 def test_native_code_has_the_same_budget() -> None:
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     array = numpy.zeros(SIZE, "u1")
     pinning.lock(array, device="host").unlock()
     figures, given, now = (ctypes.c_uint64 * 5)(), ctypes.c_uint64(), pinning.budget()
@@ -575,7 +577,7 @@ def test_a_kernel_that_tells_nothing(kernel: Path) -> None:
 
 def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pressure, "is_high", lambda self: True)
-    pinning.budget(1.0)
+    pinning.budget(idle=True)
     arrays = [numpy.zeros(SIZE, "u1") for _ in range(4)]
     for array in arrays:
         pinning.lock(array, device=device).unlock()

@@ -250,7 +250,7 @@ IDLE = """
 import mmap, pinning
 from fake_device import FakeDevice
 device = FakeDevice()
-pinning.budget(1.0)
+pinning.budget(idle=True)
 for buffer in (mmap.mmap(-1, 4096), bytearray(4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)):
     pinning.lock(buffer, device=device).unlock()
     print(pinning.budget().idle)

@@ -149,7 +149,7 @@ def test_in_the_background_on_two_devices_at_once(standin: StandIn) -> None:
 
 def test_what_is_idle_moves_to_the_device_that_wants_it(standin: StandIn) -> None:
     array = numpy.zeros(5 * UNIT, "u1")
-    pinning.budget(1 << 30)
+    pinning.budget(idle=True)
     try:
         for name in NAMES * 2:
             pinning.lock(array, device=name).unlock()
