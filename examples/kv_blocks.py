@@ -30,14 +30,14 @@ def main() -> None:
         host_blocks = draw.permutation(2 * blocks)[:blocks]
         device_blocks = draw.permutation(blocks)
 
-        swap_in = pinning.copy_blocks(device, device_blocks, host, host_blocks, BLOCK_BYTES, queue=queue)
+        swap_in = pinning.copy_blocks_async(device, device_blocks, host, host_blocks, BLOCK_BYTES, queue=queue)
         print(f"in:  {swap_in.path}, {swap_in.reason}")
         before = host[host_blocks].copy()
         swap_in.wait()
         host[host_blocks] = 0
 
         begin = time.perf_counter()
-        swap_out = pinning.copy_blocks(host, host_blocks, device, device_blocks, BLOCK_BYTES, queue=queue)
+        swap_out = pinning.copy_blocks_async(host, host_blocks, device, device_blocks, BLOCK_BYTES, queue=queue)
         swap_out.wait()
         seconds = time.perf_counter() - begin
         print(f"out: {blocks} blocks of {BLOCK_BYTES >> 10} KiB at {host[host_blocks].nbytes / seconds / 1e9:.1f} GB/s")

@@ -147,7 +147,7 @@ class Module:
             return
         self.own.add(name)
         all_bases = [text_of(base) for base in (node.bases.args if node.bases else ())]
-        bases = ", ".join(base for base in all_bases if not self.is_hidden(base))
+        bases = self.type_comment(node) or ", ".join(base for base in all_bases if not self.is_hidden(base))
         if any(text_of(each.decorator) == "cython.final" for each in node.decorators or ()):
             yield node, "@final"
         yield node, f"class {name}({bases}):" if bases else f"class {name}:"

@@ -35,7 +35,7 @@ def main(count: int = 60) -> None:
                     torch.matmul(*matrices, out=product)
 
     with pinning.Queue("cuda:0") as queue, pinning.alloc(BLOCKS * SIZE, device="cuda:0") as there, pinning.lock(pool):
-        blocks = partial(pinning.copy_blocks, there, range(BLOCKS), pool, indices, SIZE)
+        blocks = partial(pinning.copy_blocks_async, there, range(BLOCKS), pool, indices, SIZE)
         ways: dict[str, Any] = {
             "chosen": partial(blocks, queue=queue),
             "kernel": partial(blocks, queue=queue, engine="kernel"),

@@ -417,7 +417,7 @@ def blocks(options: argparse.Namespace, names: list[str]) -> Section:
         def submit(gpu: Ends, kind: str, way: str) -> pinning.Copy:
             numbers = (order, places) if WAYS[way] else (places, order)
             to, source = gpu.ends(kind, way)
-            return pinning.copy_blocks(to, numbers[0], source, numbers[1], BLOCK, queue=gpu.queue)
+            return pinning.copy_blocks_async(to, numbers[0], source, numbers[1], BLOCK, queue=gpu.queue)
 
         for kind, way in product(KINDS, WAYS):
             turns = {

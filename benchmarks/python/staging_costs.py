@@ -101,8 +101,11 @@ def memory(size: int = 64 * MIB) -> None:
     ptr = ctypes.c_void_p()
     allocated = milliseconds(lambda: driver("cuMemHostAlloc", ctypes.byref(ptr), size, 3))
     freed = milliseconds(lambda: driver("cuMemFreeHost", ptr))
-    parts = [f"{name} pages by {count} threads {pinned(huge, count)}"
-             for name, huge in (("huge", True), ("small", False)) for count in (1, threads)]
+    parts = [
+        f"{name} pages by {count} threads {pinned(huge, count)}"
+        for name, huge in (("huge", True), ("small", False))
+        for count in (1, threads)
+    ]
     print(f"allocated {allocated:.1f} (given back {freed:.1f});", "; ".join(parts))
 
 
@@ -131,8 +134,12 @@ def rates(size: int, rounds: int = 5) -> None:
                 time.sleep(0.002)  # the spinning of its threads after the copy counts too
                 if turn > 1:
                     figures[name].append((size / (end - begin) / 1e9, (time.process_time() - used) * GIB / size))
-    print(", ".join(f"{name} {median(r for r, _ in rows):.1f} ({median(s for _, s in rows):.2f} s a GiB)"
-                    for name, rows in figures.items()))
+    print(
+        ", ".join(
+            f"{name} {median(r for r, _ in rows):.1f} ({median(s for _, s in rows):.2f} s a GiB)"
+            for name, rows in figures.items()
+        )
+    )
 
 
 def together(start: float, seconds: float) -> None:
@@ -181,15 +188,17 @@ def waits(count: int = 400) -> None:
             return pinning.copy_async((part, 4096), small, queue=queue)
 
         def blocks(count: int) -> Any:
-            return pinning.copy_blocks(there, range(count), array, range(count), 4096, queue=queue)
+            return pinning.copy_blocks_async(there, range(count), array, range(count), 4096, queue=queue)
 
         def batch() -> Any:
             items = [(there.ptr + i * 4096, array.ctypes.data + i * 4096) for i in range(16)]
             return pinning.copy_batch_async([d for d, _ in items], [s for _, s in items], [4096] * 16, queue=queue)
 
         ways: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-            "driver": (lambda: driver("cuMemcpyAsync", part, small.ctypes.data, 4096, stream),
-                       lambda _: driver("cuStreamSynchronize", stream)),
+            "driver": (
+                lambda: driver("cuMemcpyAsync", part, small.ctypes.data, 4096, stream),
+                lambda _: driver("cuStreamSynchronize", stream),
+            ),
             "copy.wait": (copy, lambda event: event.wait()),
             "queue.synchronize": (copy, lambda _: queue.synchronize()),
             "an earlier copy": (lambda: (copy(), copy())[0], lambda event: event.wait()),
@@ -262,8 +271,11 @@ def beside(large: int = 200 * 1000 * 1000, depth: int = 4, seconds: float = 1.0)
             for name, submit in (("driver", bare), ("ours", ours), ("driver", bare), ("ours", ours)):
                 alone, _ = turn(submit, inward, False)
                 rate, micros = turn(submit, inward, True)
-                print(f"{'to the device' if inward else 'to the host'}, large ones by {name}: alone {alone:.1f} GB/s; "
-                      f"beside small ones {rate:.1f}; {SMALL >> 10} KiB {percentiles(micros)}", flush=True)
+                print(
+                    f"{'to the device' if inward else 'to the host'}, large ones by {name}: alone {alone:.1f} GB/s; "
+                    f"beside small ones {rate:.1f}; {SMALL >> 10} KiB {percentiles(micros)}",
+                    flush=True,
+                )
 
 
 def child(*arguments: object, **how: Any) -> subprocess.Popen[str]:
@@ -298,8 +310,10 @@ def row(name: str, rounds: int) -> None:
             every = [child("together", start, 2) for _ in range(count)]
             figures = [list(map(float, output(each).split())) for each in every]
             inward, used_in, outward, used_out = (list(column) for column in zip(*figures, strict=True))
-            print(f"{count} processes: in {sum(inward):.1f} GB/s ({median(used_in):.2f} s a GiB), "
-                  f"out {sum(outward):.1f} ({median(used_out):.2f})")
+            print(
+                f"{count} processes: in {sum(inward):.1f} GB/s ({median(used_in):.2f} s a GiB), "
+                f"out {sum(outward):.1f} ({median(used_out):.2f})"
+            )
     else:
         print(f"{name}:", output(child(name)).replace("\n", f"\n{name}: "))
     sys.stdout.flush()
@@ -309,7 +323,12 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         name, *given = sys.argv[2:]
         programs: dict[str, Callable[..., None]] = {
-            "first": first, "memory": memory, "rates": rates, "together": together, "waits": waits, "beside": beside
+            "first": first,
+            "memory": memory,
+            "rates": rates,
+            "together": together,
+            "waits": waits,
+            "beside": beside,
         }
         programs[name](*[float(each) if "." in each else int(each) for each in given])
         return

@@ -7,10 +7,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pinning.arena.mapping import PAGE, HugePages, map_memory, up
 from pinning.arena.memory import Memory
@@ -195,7 +195,6 @@ class Arena(Space):
         self._parts = [each.again() for each in self._parts]
         self._settle()
 
-    @property
     def done(self) -> bool:
         """Whether locking has ended, with or without success; `wait` raises the error."""
         return all(each.over.is_set() for each in list(self._parts))
@@ -206,7 +205,7 @@ class Arena(Space):
         return sum(each.progress for each in list(self._parts))
 
     def wait(self, nbytes: int | None = None, timeout: float | None = None) -> None:
-        """Wait until the arena is locked.
+        """Wait until the arena is locked; ``await arena`` does that in asyncio.
 
         Parameters
         ----------
@@ -241,6 +240,14 @@ class Arena(Space):
                 raise TimeoutError(f"{self.progress} bytes of {self!r} are locked after {timeout} s")
             if each.error is not None:
                 raise each.error
+
+    def __await__(self) -> Generator[Any, None, None]:
+        import asyncio  # imported already: its loop runs this
+
+        self.wait(0)
+        while not self.done():
+            yield from asyncio.sleep(0.01).__await__()
+        self.wait()
 
     def device_ptr_of(self, ptr: int, size: int = 1, device: Device | str | None = None) -> int:
         """The device address of bytes of the arena. Waits until they are locked.
@@ -497,7 +504,7 @@ class Arena(Space):
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
-        state = ", closed" if self.closed else "" if self.done else ", being locked"
+        state = ", closed" if self.closed else "" if self.done() else ", being locked"
         where = ", ".join(each.name for each in self.devices) or "no device"
         return f"<Arena{name} of {self.nbytes} bytes, for {where}{state}>"
 

@@ -13,7 +13,7 @@ from pinning.arrays.layout import Array, address_of, check_order, plan_like
 from pinning.arrays.move import Side, move
 from pinning.arrays.streams import Stream, queue_of
 from pinning.arrays.view import View, new_view
-from pinning.copies import fill
+from pinning.copies import fill_async
 from pinning.copies.ends import End
 from pinning.errors import LayoutError
 from pinning.queues import Event, Queue
@@ -37,7 +37,7 @@ def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     def act(queue: Queue, wait_for: list[Event]) -> list[Event]:
         events: list[Event] = list(move(_of_host(host), _of(array, layout), queue, wait_for))
         if not numpy.may_share_memory(host, final):
-            events.append(queue.call(partial(numpy.copyto, final, host[forwards]), events))
+            events.append(queue.call_async(partial(numpy.copyto, final, host[forwards]), events))
         return events
 
     run(act, array.device, stream, array._buffer)
@@ -54,7 +54,7 @@ def put(array: View, source: Array, stream: Stream) -> None:
     pattern = _pattern(source)
     if pattern and address_of(layout) % len(pattern) == 0 and _is_compact(layout):
         end = End(address_of(layout), array.nbytes, array._buffer.place, False, array._buffer)
-        run(lambda queue, before: [fill(end, pattern, None, queue, before)], array.device, stream, array._buffer)
+        run(lambda queue, before: [fill_async(end, pattern, None, queue, before)], array.device, stream, array._buffer)
         return
     host = numpy.empty_like(layout, order="K", subok=False)
     if _same_places(source, host[forwards]):

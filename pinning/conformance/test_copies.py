@@ -58,7 +58,7 @@ def test_a_source_that_pending_work_writes(
 
     with pinning.Queue(memories) as other, pinning.alloc(size, device=memories) as there:
         try:
-            written = [other.call(write)] if elsewhere else [queue.call(write)]
+            written = [other.call_async(write)] if elsewhere else [queue.call_async(write)]
         except PinningError as error:
             pytest.skip(str(error))
         if way == "copy":
@@ -88,11 +88,11 @@ def test_rows_fills_and_functions(queue: pinning.Queue, memories: MemoryDevice) 
     called: list[int] = []
     host = has(memories, MemoryKind.HOST)
     with pinning.alloc(64, device=memories) as there, pinning.alloc(64, host, device=memories) as back:
-        pinning.fill(there, b"\1\2", queue=queue)
-        pinning.copy_2d_async(back, 8, there, 16, 4, 4, queue=queue).wait()
+        pinning.fill_async(there, b"\1\2", queue=queue)
+        pinning.copy_2d(back, 8, there, 16, 4, 4, queue=queue)
         assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
         try:
-            queue.call(lambda: called.append(7)).wait()
+            queue.call_async(lambda: called.append(7)).wait()
         except PinningError as error:
             pytest.skip(str(error))
         assert called == [7]
@@ -103,8 +103,8 @@ def test_a_batch(queue: pinning.Queue, memories: MemoryDevice, locking: Device) 
     array, back = noise(count * size).reshape(count, size), numpy.zeros((count, size), numpy.uint8)
     order = numpy.random.default_rng(2).permutation(count)
     with pinning.alloc(array.nbytes, device=memories) as there, pinning.locked(array, back, device=locking):
-        pinning.copy_blocks(there, order, array, range(count), size, queue=queue).wait()
-        pinning.copy_blocks(back, range(count), there, order, size, queue=queue).wait()
+        pinning.copy_blocks(there, order, array, range(count), size, queue=queue)
+        pinning.copy_blocks(back, range(count), there, order, size, queue=queue)
     assert (back == array).all()
 
 
@@ -113,13 +113,13 @@ def test_a_block_of_a_pool_is_used_again(
 ) -> None:
     before = driver_faults and driver_faults.held()
     with pinning.Context(memories) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
-        first, ready = queue.alloc(1000, pool=pool)
-        pinning.fill(first, 1, queue=queue, wait_for=[ready])
+        first, ready = queue.alloc_async(1000, pool=pool)
+        pinning.fill_async(first, 1, queue=queue, wait_for=[ready])
         address = first.ptr
-        queue.free(first)
-        second, _ = queue.alloc(1000, pool=pool)
+        queue.free_async(first)
+        second, _ = queue.alloc_async(1000, pool=pool)
         assert second.ptr == address
-        queue.free(second)
+        queue.free_async(second)
         queue.synchronize()
     assert driver_faults is None or eventually(lambda: driver_faults.held() == before)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between host and devices, by the fastest path available.
 
-- ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one vendor call;
+- ``direct``: `copy`, `fill`, their ``_async`` forms, `explain`, and copies that are one vendor call;
 - ``copy.py``: all others; ``rows.py``: rows; ``work``: operations for queues, planned by <pinning/copy_plan.hpp>;
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: the contents of a plan; ``costs.py``: where one path beats another;
@@ -11,12 +11,12 @@
 - ``bounce.py``: devices that cannot reach each other.
 """
 
-from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, explain_batch
+from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, copy_blocks_async, explain_batch
 from pinning.copies.batch_plan import BatchPlan, Group
 from pinning.copies.costs import Costs, costs
-from pinning.copies.direct import copy, copy_async, explain, fill
+from pinning.copies.direct import copy, copy_async, explain, fill, fill_async
 from pinning.copies.plan import CopyPath, Plan, Reason, Step
-from pinning.copies.rows import copy_2d_async
+from pinning.copies.rows import copy_2d, copy_2d_async
 from pinning.copies.trim import trim_staging
 from pinning.copies.work import Copy
 
@@ -30,14 +30,17 @@ __all__ = [
     "Reason",
     "Step",
     "copy",
+    "copy_2d",
     "copy_2d_async",
     "copy_async",
     "copy_batch",
     "copy_batch_async",
     "copy_blocks",
+    "copy_blocks_async",
     "costs",
     "explain",
     "explain_batch",
     "fill",
+    "fill_async",
     "trim_staging",
 ]

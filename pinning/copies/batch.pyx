@@ -184,7 +184,7 @@ def copy_batch(
     return done
 
 
-def copy_blocks(
+def copy_blocks_async(
     dst: object,
     dst_indices: Sequence[int] | NDArray[Any],
     src: object,
@@ -194,7 +194,7 @@ def copy_blocks(
     wait_for: Iterable[Event] = (),
     engine: Engine = "auto",
 ) -> Copy:
-    """Copy blocks of one pool to blocks of another: block ``src_indices[i]`` to block ``dst_indices[i]``.
+    """Copy blocks of one pool to blocks of another: block ``src_indices[i]`` to ``dst_indices[i]``; as `copy_batch_async`.
 
     Parameters
     ----------
@@ -243,6 +243,32 @@ def copy_blocks(
         wanted.queue = default_queue(origin.device if to.device is None else to.device)
     check_vendors([end.device for end in (to, origin) if end.device is not None], wanted.queue)
     return submitted(wanted, wait_for)
+
+
+def copy_blocks(
+    dst: object,
+    dst_indices: Sequence[int] | NDArray[Any],
+    src: object,
+    src_indices: Sequence[int] | NDArray[Any],
+    block_bytes: int,
+    queue: Queue | object | None = None,
+    engine: Engine = "auto",
+) -> Copy:
+    """`copy_blocks_async`, and wait until it is complete.
+
+    Parameters
+    ----------
+    dst, dst_indices, src, src_indices, block_bytes, queue, engine
+        As for `copy_blocks_async`, including the errors.
+
+    Returns
+    -------
+    Copy
+        The completed copy.
+    """
+    done = copy_blocks_async(dst, dst_indices, src, src_indices, block_bytes, queue, (), engine)
+    done.wait()
+    return done
 
 
 def explain_batch(

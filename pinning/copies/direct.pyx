@@ -304,14 +304,14 @@ cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
     return work
 
 
-def fill(
+def fill_async(
     dst: object,
     value: SupportsIndex | bytes,
     nbytes: int | None = None,
     queue: Queue | object | None = None,
     wait_for: Iterable[Event] = (),
 ) -> Event:
-    """Fill memory of a device or of the host with a value, in a queue.
+    """Fill memory of a device or of the host with a value, in a queue; return when that is submitted.
 
     Parameters
     ----------
@@ -351,12 +351,32 @@ def fill(
     if submitter is None:
         submitter = default_of(to, to)
     if to.device is None:
-        return submitter.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
+        return submitter.call_async(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
     cdef DirectFill work = DirectFill.__new__(DirectFill)
     work.to, work.width, work.count = to, width, size // width
     work.value = int.from_bytes(pattern, "little")
     work.written, work.written_size = to.ptr, size
     return submitter.enqueue(Event.__new__(Event), work, wait_for, ())
+
+
+def fill(
+    dst: object, value: SupportsIndex | bytes, nbytes: int | None = None, queue: Queue | object | None = None
+) -> Event:
+    """`fill_async`, and wait until it is complete.
+
+    Parameters
+    ----------
+    dst, value, nbytes, queue
+        As for `fill_async`, including the errors.
+
+    Returns
+    -------
+    Event
+        The completed event.
+    """
+    cdef Event done = fill_async(dst, value, nbytes, queue)
+    done.wait()
+    return done
 
 
 cdef bytes pattern_of(object value):

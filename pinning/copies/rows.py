@@ -26,7 +26,7 @@ def copy_2d_async(
     queue: Queue | object | None = None,
     wait_for: Iterable[Event] = (),
 ) -> Copy:
-    """Copy `height` rows of `width` bytes, whose starts are `dst_pitch` and `src_pitch` bytes apart.
+    """Copy `height` rows of `width` bytes, whose starts are `dst_pitch` and `src_pitch` bytes apart, in a queue.
 
     Parameters
     ----------
@@ -66,6 +66,32 @@ def copy_2d_async(
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)
     return resubmitted(lambda: _copy_rows(rows, chosen, waits), chosen.device, rows.host_span)
+
+
+def copy_2d(
+    dst: object,
+    dst_pitch: int,
+    src: object,
+    src_pitch: int,
+    width: int,
+    height: int,
+    queue: Queue | object | None = None,
+) -> Copy:
+    """`copy_2d_async`, and wait until it is complete.
+
+    Parameters
+    ----------
+    dst, dst_pitch, src, src_pitch, width, height, queue
+        As for `copy_2d_async`, including the errors.
+
+    Returns
+    -------
+    Copy
+        The completed copy.
+    """
+    done = copy_2d_async(dst, dst_pitch, src, src_pitch, width, height, queue)
+    done.wait()
+    return done
 
 
 class _Rows(NamedTuple):

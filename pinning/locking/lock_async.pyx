@@ -33,7 +33,7 @@ from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import Subsystem, at_exit, at_fork, start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine, Generator
     from types import TracebackType
     from typing import Any, overload
 
@@ -193,11 +193,11 @@ cdef int begin(Job job) except -1:
     return 0
 
 
-cdef class PendingLock:
+cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
     """A lock that is being taken in the background. Made by `lock_async`; a context manager, which cancels at the end.
 
-    It can be awaited in any asyncio event loop: ``lock = await pending``. Cancelling the waiting task does not cancel
-    the lock, and neither does Ctrl-C in `wait`.
+    It can be awaited in any asyncio event loop, ``lock = await pending``, also as ``asyncio.create_task(pending)``.
+    Cancelling the waiting task does not cancel the lock, and neither does Ctrl-C in `wait`.
 
     If it is dropped before it is done, it is undone and warns, as a `Lock` does. When the program exits, all that are
     left are undone. In a forked child it is not held: page locks stay with the parent.
@@ -223,7 +223,6 @@ cdef class PendingLock:
     def device(self) -> Device:
         return self.job.pinned_map.device
 
-    @property
     def done(self) -> bool:
         """Whether it has succeeded, failed or been cancelled; `wait` says which."""
         return self.job.over or self.job.is_lost()
@@ -319,7 +318,24 @@ cdef class PendingLock:
             self.job.drop()
 
     def __await__(self) -> Generator[Any, None, Lock]:
-        return _wait_for(self).__await__()
+        future = end_of(self)
+        if future is not None:
+            yield from future
+        return self.outcome(True)
+
+    def send(self, value: None) -> Any:
+        """For `asyncio.create_task`, which takes coroutines only: return a future to wait for."""
+        future = end_of(self)
+        if future is None:
+            raise StopIteration(self.outcome(True))
+        return next(iter(future))
+
+    def throw(self, error: Any, value: Any = None, traceback: Any = None, /) -> Any:
+        """As `send`: raise an error of asyncio, such as that of a task that is cancelled."""
+        raise error
+
+    def close(self) -> None:
+        """As `send`: do nothing. `cancel` ends the lock."""
 
     def __reduce__(self):
         refuse_copy(self, "it stands for one lock; lock the buffer once more")
@@ -340,7 +356,7 @@ cdef class PendingLock:
         self.cancel()
 
     def __del__(self):
-        if self.job is None or self.done or self.job.unwanted:
+        if self.job is None or self.done() or self.job.unwanted:
             return
         try:
             warn_of_drop(self, self.made_by, "was dropped before it was done; wait for it or cancel it")
@@ -365,7 +381,8 @@ cdef class PendingLock:
         return f"<PendingLock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
 
 
-async def _wait_for(PendingLock pending):
+cdef object end_of(PendingLock pending):
+    """A future of the running loop that is done once the lock is; None if it is already."""
     import asyncio  # loaded already: its loop runs this
 
     loop = asyncio.get_running_loop()
@@ -375,9 +392,7 @@ async def _wait_for(PendingLock pending):
         if not future.done():
             future.set_result(None)
 
-    if pending.listen(lambda: loop.call_soon_threadsafe(settle)):
-        await future
-    return pending.outcome(True)
+    return future if pending.listen(lambda: loop.call_soon_threadsafe(settle)) else None
 
 
 def lock_async(

@@ -16,7 +16,7 @@ from pinning.runtime.arguments import describe
 from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine, Generator
     from typing import Any
 
     from pinning.plugin import VendorEvent
@@ -32,7 +32,7 @@ cdef class Place:
 
 
 @cython.trashcan(True)  # events hold those that they wait for, and such a chain can be long
-cdef class Event:
+cdef class Event:  # type: Coroutine[Any, Any, None]
     """Event()\n--\n\nAn operation in a queue, which can be waited for.
 
     The vendor's event behind it is recorded directly after the operation, and only when it is needed: when something
@@ -45,7 +45,8 @@ cdef class Event:
     An `Event` made by calling the class is already complete; see `over`. The event of an operation recorded into a
     graph never completes: `done` and `wait` raise `GraphCaptureError`.
 
-    ``await event`` in asyncio is `wait` without blocking the loop. Cancelling the task does not affect the operation.
+    ``await event`` in asyncio is `wait` without blocking the loop, and ``asyncio.create_task(event)`` makes a task of it.
+    Cancelling the task does not affect the operation.
 
     Attributes
     ----------
@@ -242,6 +243,24 @@ cdef class Event:
     def __await__(self) -> Generator[Any, None, None]:
         return _wait_for(self).__await__()
 
+    def send(self, value: None) -> Any:
+        """For `asyncio.create_task`, which takes coroutines only: poll, and return a future to wait for before the next poll."""
+        import asyncio
+
+        if self.done():
+            raise StopIteration
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        loop.call_later(0.001, _end, future)
+        return next(iter(future))
+
+    def throw(self, error: Any, value: Any = None, traceback: Any = None, /) -> Any:
+        """As `send`: raise an error of asyncio, such as that of a task that is cancelled."""
+        raise error
+
+    def close(self) -> None:
+        """As `send`: do nothing."""
+
     def __reduce__(self):
         refuse_copy(self, "it belongs to this process; wait for it first")
 
@@ -256,6 +275,11 @@ cdef class Event:
             state = "pending"
         of = "" if self.queue is None else f" of {self.queue!r}"
         return f"<{type(self).__name__}{of}: {state}>"
+
+
+def _end(future):
+    if not future.done():  # else the task was cancelled
+        future.set_result(None)
 
 
 async def _wait_for(Event event):

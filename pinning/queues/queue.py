@@ -158,7 +158,7 @@ class Queue(Submitter):
             raise AttributeError(f"{self!r} is not a CUDA stream")
         return lambda: (0, self.handle)
 
-    def alloc(
+    def alloc_async(
         self,
         nbytes: int,
         kind: MemoryKindLike | None = None,
@@ -187,13 +187,13 @@ class Queue(Submitter):
         self.check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
-    def free(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
+    def free_async(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
         """Give memory back to its pool, once `wait_for` and, in an in-order queue, all earlier work are complete.
 
         Parameters
         ----------
         allocation : Allocation
-            One that `alloc` has returned.
+            One that `alloc_async` has returned.
         wait_for : iterable of Event
             Events that must complete first as well, such as work of other queues on the memory.
         """
@@ -219,7 +219,7 @@ class Queue(Submitter):
         finally:
             self.record_to(None)
 
-    def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
+    def call_async(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
         """Call a Python function in its turn, on a thread of the vendor.
 
         If it raises, the event fails, and the queue goes on. It must not wait for work of the device. It is called even

@@ -21,19 +21,19 @@ import pinning
 
 async def copied(memory: pinning.Allocation, array: object) -> None:
     copy = pinning.copy_async(memory, array)
-    await copy
+    await asyncio.create_task(copy)
     await pinning.Queue().record()
 
 
 array = numpy.zeros(1000)
 with pinning.Queue() as queue, pinning.lock(array) as lock:
-    memory, ready = queue.alloc(array.nbytes)
+    memory, ready = queue.alloc_async(array.nbytes)
     there: int = memory.ptr + lock.device_ptr
     ready.wait()
     asyncio.run(copied(memory, array))
-    queue.free(memory)
+    queue.free_async(memory)
 host: pinning.Allocation = pinning.alloc(1000, "host")
-shared, _ = queue.alloc(1000, "host", pinning.Pool("host", "host"))
+shared, _ = queue.alloc_async(1000, "host", pinning.Pool("host", "host"))
 pin: pinning.torch.Pin = pinning.torch.pin([])
 pinning.ray.setup("cuda:0")
 version: str = pinning.__version__
@@ -53,7 +53,7 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     assert findings(tmp_path, PROGRAM) == []
     wrong = (
         'import pinning\npinning.typo\npinning.torch.typo\npinning.alloc(8, "hots")\n'
-        'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc(8)[0]\n'
+        'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc_async(8)[0]\n'
     )
     found = findings(tmp_path, wrong)
     assert [line.split(":")[1] for line in found] == ["2", "3", "4", "5", "6"], found

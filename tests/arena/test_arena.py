@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -85,7 +86,7 @@ def test_its_own_lock_is_no_users(device: FakeDevice, on_host: bool) -> None:
 def test_it_is_locked_once_and_exactly(device: FakeDevice) -> None:
     with Arena(SIZE, device) as arena:
         arena.wait(timeout=WAIT)
-        assert (arena.nbytes, arena.available, arena.progress, arena.done) == (SIZE, SIZE, SIZE, True)
+        assert (arena.nbytes, arena.available, arena.progress, arena.done()) == (SIZE, SIZE, SIZE, True)
         assert device.locked == {arena.ptr: SIZE}
         assert pinning.is_locked(arena, device=device)
         assert not pinning.is_locked(arena.ptr, SIZE + 1, device=device)
@@ -109,9 +110,9 @@ def test_it_is_locked_for_several_devices_or_none(device: FakeDevice) -> None:
     other.fail(vendor_error())
     with Arena(SIZE, [device, other]) as arena:
         with pytest.raises(VendorError, match="FAKE_OUT_OF_MEMORY"):
-            arena.wait(timeout=WAIT)
+            asyncio.run(awaited(arena))
         assert device.locked == other.locked == {}
-        assert (arena.done, arena.progress) == (True, 0)
+        assert (arena.done(), arena.progress) == (True, 0)
         arena.asarray()[:] = 1  # usable although not locked
     with Arena(SIZE, []) as arena:
         arena.wait(timeout=WAIT)
@@ -142,7 +143,7 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
     slow = SlowDevice()
     with Arena(SIZE, slow) as arena:
         assert slow.reached.wait(WAIT)
-        assert (arena.done, arena.progress) == (False, 0)
+        assert (arena.done(), arena.progress) == (False, 0)
         with pytest.raises(TimeoutError, match="0 bytes"):
             arena.wait(timeout=0)
         memory = arena.allocate(100)  # usable already
@@ -151,8 +152,12 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         slow.opened.set()
         arena.wait(1, timeout=WAIT)
         assert arena.progress == SIZE
-        arena.wait(timeout=WAIT)
-        assert arena.done
+        asyncio.run(awaited(arena))
+        assert arena.done()
+
+
+async def awaited(arena: Arena) -> None:
+    await arena
 
 
 def test_closing_it_while_it_is_being_locked() -> None:

@@ -395,7 +395,7 @@ def test_a_copy_of_what_is_idle() -> None:
         assert pinning.copy(there, array).path == "direct"
         back = numpy.zeros_like(array)
         pinning.copy_batch([back[100:200]], [there], [100])
-        pinning.copy_2d_async(array, 256, there, 256, 256, 100).wait()
+        pinning.copy_2d(array, 256, there, 256, 256, 100)
         pinning.copy_batch([array[100:200]], [there], [100])
     assert eventually(lambda: pinning.budget().idle == idle)
     (region,) = pinning.regions(host, idle=True)

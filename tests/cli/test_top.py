@@ -130,7 +130,7 @@ def test_batches_are_counted_by_path(program: Program) -> None:
     program("there = pinning.alloc(8192, device='host'); held.append(pinning.lock(array[:8192], device='host'))")
     program("other = np.zeros(8192, np.uint8)")
     program("pinning.copy_batch([there, other], [array[:1000], array[:500]], [1000, 500])")
-    program("pinning.copy_blocks(other, [0, 1, 2], array[:8192], [2, 1, 0], 100)")
+    program("pinning.copy_blocks_async(other, [0, 1, 2], array[:8192], [2, 1, 0], 100)")
     # Threads copy between two arrays of the host.
     assert seen(program.pid)["moved"] == {"direct": 1000, "staged": 800, "plain": 0, "small": 0}
 

@@ -85,10 +85,10 @@ def test_buffers_and_their_own_sizes(queue: pinning.Queue) -> None:
 def test_blocks_by_their_numbers(queue: pinning.Queue) -> None:
     pool = noise(32 * 512).reshape(32, 512)
     with pinning.alloc(16 * 512, device="host:0") as there, pinning.lock(pool, device="host:0"):
-        pinning.copy_blocks(there, [3, 0, 15], pool, [31, 7, 8], 512, queue=queue).wait()
+        pinning.copy_blocks(there, [3, 0, 15], pool, [31, 7, 8], 512, queue=queue)
         back = numpy.zeros((4, 512), numpy.uint8)
         numbers = numpy.array([3, 99, 0, 99, 15, 99])[::2]  # an array with steps
-        pinning.copy_blocks(back, range(3), there, numbers, 512, queue=queue).wait()
+        pinning.copy_blocks(back, range(3), there, numbers, 512, queue=queue)
     assert (back[:3] == pool[[31, 7, 8]]).all()
     assert not back[3].any()
 
@@ -97,7 +97,7 @@ def test_what_is_locked_stays_so_until_the_batch_is_over(queue: pinning.Queue) -
     array = noise(SIZE)
     with pinning.alloc(SIZE, device="host:0") as there:
         with pinning.lock(array, device="host:0"):
-            gate = queue.call(lambda: None)
+            gate = queue.call_async(lambda: None)
             copy = pinning.copy_batch_async([there], [array], queue=queue, wait_for=[gate])
         copy.wait()
         back = numpy.zeros_like(array)
@@ -129,11 +129,11 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
             with pytest.raises(InvalidRangeError, match=expected):
                 pinning.copy_batch_async(*arguments, queue=queue)
         with pytest.raises(InvalidRangeError, match="item 1 of the batch: src has no block 4; its 100"):
-            pinning.copy_blocks(there, [0, 1], array, [3, 4], 25, queue=queue)
+            pinning.copy_blocks_async(there, [0, 1], array, [3, 4], 25, queue=queue)
         with pytest.raises(InvalidRangeError, match="dst_indices is empty"):
-            pinning.copy_blocks(there, [], array, [], 25, queue=queue)
+            pinning.copy_blocks_async(there, [], array, [], 25, queue=queue)
         with pytest.raises(InvalidRangeError, match="2 dst_indices and 1 src_indices"):
-            pinning.copy_blocks(there, [0, 1], array, [3], 25, queue=queue)
+            pinning.copy_blocks_async(there, [0, 1], array, [3], 25, queue=queue)
         with pytest.raises(ValueError, match="engine is 'fast'"):
             pinning.copy_batch_async([there], [array], queue=queue, engine="fast")  # type: ignore[arg-type]
         with pytest.raises(PinningError, match="host:0 has no kernel"):
@@ -289,7 +289,7 @@ def test_memory_of_another_vendor_is_in_no_batch() -> None:
         with pytest.raises(PinningError, match="other:0 is of another vendor than"):
             pinning.copy_batch([here, there], [array, array], queue=queue)
         with pytest.raises(PinningError, match="other:0 is of another vendor than"):
-            pinning.copy_blocks(here, [0, 1], there, [1, 0], SIZE // 2, queue=queue)
+            pinning.copy_blocks_async(here, [0, 1], there, [1, 0], SIZE // 2, queue=queue)
         pinning.copy_batch([here, here], [array, in_host], queue=queue)
     for each in (device, other):
         each.check()

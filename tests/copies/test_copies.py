@@ -397,9 +397,9 @@ def test_a_large_copy_waits_for_what_an_iterator_gives(device: FakeMemoryDevice,
 def test_fill(device: FakeMemoryDevice, queue: pinning.Queue, value: int | bytes, expected: list[int]) -> None:
     array = numpy.zeros(12, numpy.uint8)
     with pinning.alloc(12, device=device) as there:
-        pinning.fill(there, value, queue=queue).wait()
+        pinning.fill(there, value, queue=queue)
         assert list(bytes_of(there)) == expected
-    pinning.fill(array, value, queue=queue).wait()
+    pinning.fill(array, value, queue=queue)
     assert list(array) == expected
 
 

@@ -142,7 +142,7 @@ def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queu
         plan = pinning.explain(there, end, queue=queue)
         assert (plan.reason, plan.reason_code) == (copy.reason, Reason.LOCKED if locked else Reason.SMALL)
         assert bytes_at(there.ptr, SIZE) == array.tobytes()
-        pinning.fill(there, 7, queue=queue).wait()
+        pinning.fill(there, 7, queue=queue)
         pinning.copy(end, there, queue=queue)
         with pinning.lock(end, device=device) as now:
             assert bytes_at(now.ptr, SIZE) == b"\7" * SIZE
@@ -196,7 +196,7 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
         for attempt in (
             lambda: pinning.copy_async(there, array, queue=queue),
             lambda: pinning.copy_async(array, there, queue=queue),
-            lambda: pinning.fill(array, 1, queue=queue),
+            lambda: pinning.fill_async(array, 1, queue=queue),
         ):
             with pytest.raises(InvalidRangeError, match=r"is null|not memory"):
                 attempt()
@@ -434,7 +434,7 @@ def test_a_part_is_locked_while_rows_are_submitted(
 
     locked_when_submitted(monkeypatch, act, "copy_2d")
     with pinning.alloc(10 * 40, device=device) as there:
-        pinning.copy_2d_async(there, 40, array, 100, 40, 10, queue=queue).wait()
+        pinning.copy_2d(there, 40, array, 100, 40, 10, queue=queue)
         assert bytes_at(there.ptr, 400) == array[:, :40].tobytes()
     assert sum(each.refused for each in device.queues) == 1
     locks[0].unlock()
@@ -446,7 +446,7 @@ def test_a_part_is_locked_while_rows_are_submitted(
 @pytest.mark.parametrize("value", [4, numpy.uint8(4), numpy.int64(4), numpy.uint16(4), b"\4", bytearray(b"\4")])
 def test_a_byte_of_any_kind(device: FakeMemoryDevice, queue: pinning.Queue, value: Any) -> None:
     with pinning.alloc(8, device=device) as there:
-        pinning.fill(there, value, queue=queue).wait()
+        pinning.fill(there, value, queue=queue)
         assert bytes_at(there.ptr, 8) == b"\4" * 8
 
 
@@ -467,7 +467,7 @@ def test_what_is_no_byte(device: FakeMemoryDevice, queue: pinning.Queue, value: 
     with pinning.alloc(12, device=device) as there:
         for dst in (there, array):
             with pytest.raises(error, match="byte"):
-                pinning.fill(dst, value, queue=queue)
+                pinning.fill_async(dst, value, queue=queue)
 
 
 # ---- rows ----
@@ -486,11 +486,11 @@ def test_rows_across_the_borders_of_locks(
         before, device_before = host.copy(), bytes_at(there.ptr, 400)
         corner = int(host.ctypes.data) + 20, 9 * 100 + 40
         if to_device:
-            pinning.copy_2d_async(there, 40, corner, 100, 40, 10, queue=queue).wait()
+            pinning.copy_2d(there, 40, corner, 100, 40, 10, queue=queue)
             assert bytes_at(there.ptr, 400) == before[:, 20:60].tobytes()
             assert (host == before).all()
         else:
-            pinning.copy_2d_async(corner, 100, there, 40, 40, 10, queue=queue).wait()
+            pinning.copy_2d(corner, 100, there, 40, 40, 10, queue=queue)
             before[:, 20:60] = numpy.frombuffer(device_before, numpy.uint8).reshape(10, 40)
             assert (host == before).all()
     if lock is not None:
@@ -585,9 +585,9 @@ def test_references_to_python_objects_are_not_copied(make: Callable[[], Any], lo
             lambda: pinning.copy(end, junk),
             lambda: pinning.copy(junk, end),
             lambda: pinning.copy_async(end, junk, 8),
-            lambda: pinning.fill(end, 0x41),
+            lambda: pinning.fill_async(end, 0x41),
             lambda: pinning.copy_batch([junk, end], [junk, junk]),
-            lambda: pinning.copy_blocks(end, [0], junk, [0], 8),
+            lambda: pinning.copy_blocks_async(end, [0], junk, [0], 8),
             lambda: pinning.copy_2d_async(end, 8, junk, 8, 8, 1),
             lambda: pinning.copy_file(end, file, 0, 8),
             lambda: pinning.explain(end, junk),

@@ -55,7 +55,7 @@ def test_its_result_is_a_lock(device: FakeDevice, buffer: np.ndarray, how: dict[
     assert (lock.ptr, lock.size, lock.device) == (start(buffer), SIZE, device)
     assert lock.device_ptr == start(buffer) + LOCKED_OFFSET
     assert lock.held
-    assert (pending.done, pending.progress) == (True, SIZE)
+    assert (pending.done(), pending.progress) == (True, SIZE)
     assert pending.wait() is lock
     assert pinning.is_locked(buffer, device=device)
     lock.unlock()
@@ -68,7 +68,7 @@ def test_its_result_is_a_lock(device: FakeDevice, buffer: np.ndarray, how: dict[
 def test_what_is_locked_already_is_counted_at_once(device: FakeDevice, buffer: np.ndarray) -> None:
     with pinning.lock(buffer, device=device) as whole:
         pending = pinning.lock_async(buffer[100:200], device=device)
-        assert (pending.done, pending.progress) == (True, 100)
+        assert (pending.done(), pending.progress) == (True, 100)
         assert whole.region is not None
         assert whole.region.references == 2
         pending.wait().unlock()
@@ -80,7 +80,7 @@ def test_waiting_for_what_is_locked_so_far(device: FakeDevice, buffer: np.ndarra
         pending = pinning.lock_async(buffer, device=device, piece=PIECE)
         pending.wait(2 * PIECE, timeout=WAIT)
         assert gate.reached.wait(WAIT)
-        assert (pending.progress, pending.done) == (2 * PIECE, False)
+        assert (pending.progress, pending.done()) == (2 * PIECE, False)
         with pytest.raises(TimeoutError, match=f"{2 * PIECE} bytes"):
             pending.wait(timeout=0.1)
         gate.open()
@@ -105,7 +105,7 @@ def test_many_are_taken_by_few_threads(device: FakeDevice) -> None:
         pending = [pinning.lock_async(each, device=device) for each in buffers]
         assert gate.reached.wait(WAIT)
         assert len(set(threading.enumerate()) - before) <= 1
-        assert not any(each.done for each in pending)
+        assert not any(each.done() for each in pending)
         pending[7].cancel()  # before its turn
         gate.open()
     for at, each in enumerate(pending):
@@ -205,7 +205,7 @@ def test_cancelled_while_a_piece_is_being_locked(device: FakeDevice, buffer: np.
         cancelling.join(0.02)
         gate.open()
         cancelling.result()
-    assert (device.locked, pending.done, pending.progress) == ({}, True, 0)
+    assert (device.locked, pending.done(), pending.progress) == ({}, True, 0)
     with pytest.raises(PinningError):
         pending.wait()
     pending.cancel()
@@ -260,7 +260,7 @@ def test_one_that_is_dropped_warns_and_is_undone(device: FakeDevice, buffer: np.
 def test_a_lock_that_nobody_has_fetched_warns(device: FakeDevice, buffer: np.ndarray) -> None:
     pending = pinning.lock_async(buffer, device=device)
     pending.wait(SIZE, timeout=WAIT)
-    while not pending.done:
+    while not pending.done():
         time.sleep(0.001)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -279,8 +279,8 @@ def test_it_can_be_awaited(device: FakeDevice, buffer: np.ndarray) -> None:
     async def main() -> None:
         with device.stopping("data_lock", start(buffer)) as gate:
             pending = pinning.lock_async(buffer, device=device)
-            waiting = asyncio.ensure_future(_wait(pending))
-            impatient = asyncio.ensure_future(_wait(pending))
+            waiting = asyncio.create_task(pending)
+            impatient = asyncio.create_task(pending)
             await asyncio.sleep(0.01)
             assert not waiting.done()
             impatient.cancel()

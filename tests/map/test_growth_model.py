@@ -184,7 +184,7 @@ class Scene:
         except VendorError as error:
             assert error in (REFUSED, UNDO_REFUSED)
             assert self.bytes_locked() and not self.inside, "something is left that could not be undone"
-        assert (pending.done, pending.progress) == (True, 0)
+        assert (pending.done(), pending.progress) == (True, 0)
 
     def check_ended(self) -> None:
         for pending in self.pending:

@@ -429,14 +429,14 @@ def test_memory_in_use_by_its_address(pooled: bool) -> None:
     uses: list[Callable[[pinning.Allocation, pinning.Queue], pinning.Event]] = [
         lambda memory, queue: pinning.copy_async(memory.ptr + 100, data, 100, queue=queue),
         lambda memory, queue: pinning.copy_async(data, memory.ptr + 1, 100, queue=queue),
-        lambda memory, queue: pinning.fill(memory.ptr, 7, 1000, queue=queue),
+        lambda memory, queue: pinning.fill_async(memory.ptr, 7, 1000, queue=queue),
         lambda memory, queue: pinning.copy_2d_async(memory.ptr, 50, data, 10, 10, 10, queue=queue),
     ]
     with pinning.Queue("host") as queue, pinning.Queue("host") as other:
         for use in uses:
             memory = other.alloc(4096)[0] if pooled else pinning.alloc(4096, device="host")
             go_on.clear()
-            queue.call(go_on.wait)
+            queue.call_async(go_on.wait)
             done = use(memory, queue)
             with pytest.raises(StillInUseError, match="in use by work of a queue"):
                 memory.free()
@@ -604,7 +604,7 @@ def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice, monkeyp
     memory = pinning.alloc(10, device=fake)
     with ExitStack() as stack:
         for _ in range(3):
-            pinning.fill(memory, 0, queue=stack.enter_context(pinning.Queue(fake)))
+            pinning.fill_async(memory, 0, queue=stack.enter_context(pinning.Queue(fake)))
         made: list[pinning.Queue] = []
 
         def asked(queue: FakeQueue) -> bool:
@@ -673,10 +673,10 @@ def test_exit_with_memory_left(kind: MemoryKind) -> None:
     done = program(f"""
         memory = pinning.alloc(1 << 12, pinning.MemoryKind.{kind.name}, device="host")
         queue = Queue("host")
-        other, event = queue.alloc(1 << 12, pinning.MemoryKind.{kind.name})
+        other, event = queue.alloc_async(1 << 12, pinning.MemoryKind.{kind.name})
         print(memory.size + other.size)
         pool = pinning.Pool(memory.context)
-        queue.free(pool.alloc(queue, 1)[0])
+        queue.free_async(pool.alloc_async(queue, 1)[0])
         modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.memory.pool")]
         threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
     """)
@@ -691,8 +691,8 @@ def used(device: FakeMemoryDevice) -> None:
     pinning.lock(bytearray(10), device=device).unlock()
     with pinning.Queue(device) as queue:
         for kind in device.memory_kinds:
-            memory, _ = queue.alloc(100, kind)
-            queue.free(memory)
+            memory, _ = queue.alloc_async(100, kind)
+            queue.free_async(memory)
     with pinning.alloc(100, device=device) as there, pinning.alloc(100, device=device) as other:
         pinning.copy(there, bytearray(100))
         pinning.copy(there, other)

@@ -74,7 +74,7 @@ def test_the_host_can_use_its_own_memory() -> None:
     with Context("host") as context, Context("host") as other:
         assert memory_connection(("host", context), ("host:0", other)) is UNIFIED
         with context.alloc(SIZE) as memory, Queue("host") as queue:
-            pinning.fill(memory, 7, queue=queue).wait()
+            pinning.fill(memory, 7, queue=queue)
             assert ctypes.string_at(memory.ptr, SIZE) == b"\7" * SIZE
             assert used_there(memory, pinning.device("host")) == b"\7" * SIZE
 
@@ -89,7 +89,7 @@ def test_the_host_is_in_every_context(pair: tuple[FakeMemoryDevice, FakeMemoryDe
         fake.connections[host] = UNIFIED
         assert memory_connection((fake, context), (host, context)) is UNIFIED
         with context.alloc(SIZE) as memory:
-            pinning.fill(memory, 5).wait()
+            pinning.fill(memory, 5)
             assert ctypes.string_at(memory.ptr, SIZE) == b"\5" * SIZE
 
 

@@ -100,6 +100,14 @@ STUBS = {
         "cpdef tuple f(object a):  # type: (list[int]) -> tuple[int, ...]\n    pass",
         "def f(a: list[int]) -> tuple[int, ...]: ...",
     ),
+    "a cdef class that has a base for its users": (
+        """
+        from collections.abc import Sized
+        cdef class A:  # type: Sized
+            def __len__(self) -> int: return 0
+        """,
+        "from collections.abc import Sized\nclass A(Sized):\n    def __len__(self) -> int: ...",
+    ),
     "what only the stub needs": (
         """
         from typing import TYPE_CHECKING

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -79,10 +81,11 @@ def test_done_and_wait(device: FakeMemoryDevice) -> None:
         assert event.error is None
 
 
-def test_await(device: FakeMemoryDevice) -> None:
+@pytest.mark.parametrize("taken", [lambda event: event, lambda event: _finished(event)], ids=["task", "awaited"])
+def test_await(device: FakeMemoryDevice, taken: Callable[[Event], Coroutine[Any, Any, None]]) -> None:
     async def wait(queue: Queue) -> None:
         event = queue.submit(work)
-        waiter = asyncio.create_task(_finished(event))
+        waiter = asyncio.create_task(taken(event))
         for _ in range(10):
             await asyncio.sleep(0)
             assert not waiter.done(), "the loop goes on meanwhile"
@@ -90,8 +93,8 @@ def test_await(device: FakeMemoryDevice) -> None:
         await waiter
         failed = Event.over(queue, MemoryError("too much"))
         with pytest.raises(MemoryError, match="too much"):
-            await failed
-        cancelled = asyncio.create_task(_finished(queue.submit(work)))
+            await asyncio.create_task(taken(failed))
+        cancelled = asyncio.create_task(taken(queue.submit(work)))
         await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -285,7 +288,7 @@ def test_an_event_raises_the_same_each_time_and_its_traceback_does_not_grow(devi
         return caught.value
 
     with Queue("host:0") as queue:
-        event = queue.call(lambda: 1 / 0)
+        event = queue.call_async(lambda: 1 / 0)
         lengths = [len(traceback.extract_tb(raised().__traceback__)) for _ in range(3)]
     assert len(set(lengths)) == 1
 

@@ -73,7 +73,7 @@ def left(pending: PendingLock) -> None:
 
 
 def told(pending: PendingLock) -> None:
-    assert (pending.done, pending.progress) == (True, 0)
+    assert (pending.done(), pending.progress) == (True, 0)
     assert "of the parent process" in repr(pending)
 
 

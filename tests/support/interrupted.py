@@ -110,10 +110,10 @@ def context(given: Given) -> None:
 
 def pool(given: Given) -> None:
     with pinning.Context(DEVICE) as owner, pinning.Queue(DEVICE) as queue, pinning.Pool(owner) as mine:
-        given.append(queue.alloc(1000, pool=mine)[0])
-        queue.free(given[-1])
+        given.append(queue.alloc_async(1000, pool=mine)[0])
+        queue.free_async(given[-1])
         mine.trim_to(0)
-        given.append(queue.alloc(SIZE, pool=mine)[0])
+        given.append(queue.alloc_async(SIZE, pool=mine)[0])
         given[-1].free()
         queue.synchronize()
 
@@ -122,7 +122,7 @@ def queue(given: Given) -> None:
     with pinning.Queue(DEVICE) as one, pinning.Queue(DEVICE, order="out_of_order") as other:
         event = one.record()
         other.wait_for(event)
-        other.call(list).wait()
+        other.call_async(list).wait()
         one.synchronize()
 
 
@@ -134,7 +134,7 @@ def events(given: Given) -> None:
         assert first.done()
         other.record().elapsed(first)
         with suppress(ZeroDivisionError):
-            one.call(lambda: 1 // 0).wait()
+            one.call_async(lambda: 1 // 0).wait()
 
 
 def copy(given: Given) -> None:
@@ -143,7 +143,7 @@ def copy(given: Given) -> None:
     pinning.copy(given[0], source)
     with pinning.Queue(DEVICE) as one:
         back = numpy.zeros_like(source)
-        pinning.fill(given[0], 0, 10, queue=one)
+        pinning.fill_async(given[0], 0, 10, queue=one)
         pinning.copy_async(back, given[0], queue=one).wait()
     assert (back[10:] == source[10:]).all()
     given[0].free()
@@ -187,7 +187,7 @@ def copy_2d(given: Given) -> None:
     source = numpy.arange(SIZE, dtype="u1").reshape(-1, 512)
     given.append(pinning.alloc(SIZE, device=DEVICE))
     with pinning.Queue(DEVICE) as one, pinning.lock(source[:20], device=DEVICE):
-        pinning.copy_2d_async(given[0], 512, source, 512, 256, len(source), queue=one).wait()
+        pinning.copy_2d(given[0], 512, source, 512, 256, len(source), queue=one)
     given[0].free()
 
 
@@ -197,7 +197,7 @@ def batch(given: Given) -> None:
     order = numpy.arange(len(source))[::-1]
     given.append(pinning.alloc(SIZE, device=DEVICE))
     with pinning.Queue(DEVICE) as one, pinning.lock(source[:20], device=DEVICE):
-        pinning.copy_blocks(given[0], order, source, order, 512, queue=one)
+        pinning.copy_blocks_async(given[0], order, source, order, 512, queue=one)
         pinning.copy_batch(list(back[:10]), [given[0].ptr + 512 * row for row in range(10)], 512, queue=one)
         assert (back[:10] == source[:10]).all()
         ends = source.ctypes.data + 512 * order.astype("u8"), given[0].ptr + 512 * order.astype("u8")

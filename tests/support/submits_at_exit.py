@@ -70,16 +70,16 @@ class Work:
 
     def copy_to_device(self) -> None:
         queue = self.queue()
-        there, allocated = queue.alloc(SIZE)
+        there, allocated = queue.alloc_async(SIZE)
         pinning.copy_async(there, np.ones(SIZE, "u1"), queue=queue, wait_for=[allocated])
-        queue.free(there)
+        queue.free_async(there)
 
     def copy_of_locked(self) -> None:
         source, queue = np.ones(SIZE, "u1"), self.queue()
-        there, _ = queue.alloc(SIZE)
+        there, _ = queue.alloc_async(SIZE)
         with pinning.lock(source, device=self.device) as lock:
             pinning.copy_async(there, lock, queue=queue).wait()
-        queue.free(there)
+        queue.free_async(there)
 
     def copy_in_default_queue(self) -> None:
         pinning.copy_async(np.empty(SIZE, "u1"), np.ones(SIZE, "u1"))
@@ -90,37 +90,37 @@ class Work:
 
     def copy_blocks(self) -> None:
         to, source, order = np.empty(SIZE, "u1"), np.ones(SIZE, "u1"), np.arange(SIZE // 1024, dtype="u8")
-        pinning.copy_blocks(to, order, source, order[::-1].copy(), 1024, queue=self.queue())
+        pinning.copy_blocks_async(to, order, source, order[::-1].copy(), 1024, queue=self.queue())
 
     def copy_2d(self) -> None:
         pinning.copy_2d_async(np.empty(SIZE, "u1"), 64, np.ones(2 * SIZE, "u1"), 128, 64, 100, queue=self.queue())
 
     def fill(self) -> None:
-        pinning.fill(np.empty(SIZE, "u1"), 1, queue=self.queue())
+        pinning.fill_async(np.empty(SIZE, "u1"), 1, queue=self.queue())
 
     def call(self) -> None:
         queue = self.queue()
         for _ in range(10):
-            queue.call(Callback())
+            queue.call_async(Callback())
 
     def call_and_wait(self) -> None:
-        self.queue().call(Callback()).wait()
+        self.queue().call_async(Callback()).wait()
 
     def close(self) -> None:
         with self.queue() as queue:
-            queue.call(Callback())
+            queue.call_async(Callback())
 
     def events(self) -> None:
         first, second = self.queue(), pinning.Queue("host")
-        event = first.call(Callback())
-        second.call(Callback(), [event, first.record()])
+        event = first.call_async(Callback())
+        second.call_async(Callback(), [event, first.record()])
 
     def pools(self) -> None:
         queue = self.queue()
         pool = pinning.Pool(self.device, "host")
-        memory, allocated = queue.alloc(SIZE, pool=pool)
+        memory, allocated = queue.alloc_async(SIZE, pool=pool)
         pinning.copy_async(memory, np.ones(SIZE, "u1"), queue=queue, wait_for=[allocated])
-        queue.free(memory)
+        queue.free_async(memory)
 
     def alloc_and_free(self) -> None:
         pinning.alloc(SIZE, "host", device=self.device).free()

@@ -96,7 +96,7 @@ def test_every_copy_moves_exactly_its_bytes(other: pinning.Queue, gpu: Any, verb
             for row in range(height):
                 at, begin = row * pitches[0], row * pitches[1]
                 expected[at : at + width] = src[begin : begin + width]
-            pinning.copy_2d_async(to, pitches[0], origin, pitches[1], width, height, other).wait()
+            pinning.copy_2d(to, pitches[0], origin, pitches[1], width, height, other)
         if way == "to the device":
             pinning.copy(there, memory, queue=other)
         assert numpy.flatnonzero(dst != expected).tolist()[:5] == []

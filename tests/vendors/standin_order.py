@@ -66,7 +66,7 @@ def test_what_pending_work_writes_is_read_after_it(
             with ExitStack() as locks:
                 for each in slices:
                     locks.enter_context(pinning.lock(host[each], device=gpu))
-                pinning.fill(busy, turn, queue=other)
+                pinning.fill_async(busy, turn, queue=other)
                 write(host, origin, size, other)
                 read(there, host, size, other)
                 other.synchronize()
@@ -79,17 +79,17 @@ Waiting = Callable[[pinning.Queue, pinning.Queue, Callable[[], None]], Events]
 
 
 def the_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    queue.call(function)
+    queue.call_async(function)
     return ()
 
 
 def another_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    queue.wait_for(second.call(function))
+    queue.wait_for(second.call_async(function))
     return ()
 
 
 def the_copy(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    return (second.call(function),)
+    return (second.call_async(function),)
 
 
 @pytest.mark.parametrize("room", [True, False])

@@ -60,12 +60,13 @@ def test_a_refused_copy_leaves_only_its_error(
         pinning.copy(there, expected, queue=other)
         first = copy(*ends, other)
         first.wait()
+
         def attempt(failing: int) -> bool:
             """Copy with a call failing, then without; whether there was such a call."""
             seen = None
             trim_staging()  # so that pinned blocks are allocated anew
             host[:] = expected if inwards else 0
-            pinning.fill(busy, 1, queue=other)
+            pinning.fill_async(busy, 1, queue=other)
             standin.configure(f"fail=*:{failing}:{UNKNOWN}")
             try:
                 copy(*ends, other)

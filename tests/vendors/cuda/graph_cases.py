@@ -77,7 +77,7 @@ def test_a_copy_of_locked_memory_reads_it_at_each_launch(case: Case, mode: str) 
 
 def test_a_copy_to_locked_memory_writes_it_at_each_launch(case: Case, mode: str) -> None:
     with Graph(case.queue.handle, mode) as graph:
-        pinning.fill(case.memory, 3, queue=case.queue)
+        pinning.fill_async(case.memory, 3, queue=case.queue)
         pinning.copy_async(case.locked, case.memory, queue=case.queue)
     for _ in range(2):
         case.fill(0)
@@ -136,10 +136,10 @@ def refusals(case: Case) -> dict[str, Callable[[], object]]:
         "a batch of pageable parts": lambda: pinning.copy_batch_async(starts, parts, LARGE // 4, queue=queue),
         "within the host": lambda: pinning.copy_async(case.locked, pageable, queue=queue),
         "rows": lambda: pinning.copy_2d_async(memory.ptr, 100, pageable, 200, 100, 30, queue=queue),
-        "a function": lambda: queue.call(lambda: None),
+        "a function": lambda: queue.call_async(lambda: None),
         "work of a program": lambda: queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\0", 1)),
         "an event": queue.record,
-        "memory": lambda: queue.alloc(SMALL),
+        "memory": lambda: queue.alloc_async(SMALL),
         "its end": queue.done,
         "to wait for its end": queue.synchronize,
         "to close it": queue.close,
@@ -155,7 +155,7 @@ def test_all_else_is_refused_and_the_capture_goes_on(case: Case, mode: str) -> N
                 wrong[name] = call()
             except pinning.GraphCaptureError:
                 continue
-        pinning.fill(case.memory.ptr, 3, 1, queue=case.queue)
+        pinning.fill_async(case.memory.ptr, 3, 1, queue=case.queue)
     assert wrong == {}
     case.fill(9)
     graph.launch()
@@ -164,19 +164,19 @@ def test_all_else_is_refused_and_the_capture_goes_on(case: Case, mode: str) -> N
 
 
 def test_wait_lists(case: Case, mode: str) -> None:
-    over = pinning.fill(case.memory, 1, queue=case.other)
+    over = pinning.fill_async(case.memory, 1, queue=case.other)
     over.wait()
     release = threading.Event()
-    pending = case.other.call(release.wait)
+    pending = case.other.call_async(release.wait)
     with Graph(case.queue.handle, mode) as graph:
-        first = pinning.fill(case.memory, 2, queue=case.queue, wait_for=[over])
-        pinning.fill(case.memory.ptr, 3, 1, queue=case.queue, wait_for=[first])
+        first = pinning.fill_async(case.memory, 2, queue=case.queue, wait_for=[over])
+        pinning.fill_async(case.memory.ptr, 3, 1, queue=case.queue, wait_for=[first])
         with pytest.raises(pinning.GraphCaptureError, match="is not complete"):
-            pinning.fill(case.memory, 4, queue=case.queue, wait_for=[pending])
+            pinning.fill_async(case.memory, 4, queue=case.queue, wait_for=[pending])
     release.set()
     graph.launch()
     assert case.on_device(2).tolist() == [3, 2]
-    for ask in (first.done, first.wait, lambda: pinning.fill(case.memory, 5, queue=case.other, wait_for=[first])):
+    for ask in (first.done, first.wait, lambda: pinning.fill_async(case.memory, 5, queue=case.other, wait_for=[first])):
         with pytest.raises(pinning.GraphCaptureError, match="recorded into a graph"):
             ask()
     ended(graph)
@@ -236,10 +236,10 @@ def test_other_queues_and_threads_go_on_beside_a_capture(case: Case, mode: str) 
             failures.append(error)
 
     def other_work(queue: pinning.Queue, buffer: Any, back: Any) -> None:
-        memory, ready = queue.alloc(LARGE, pool=pool)
+        memory, ready = queue.alloc_async(LARGE, pool=pool)
         pinning.copy_async(memory, buffer, queue=queue, wait_for=[ready])
         pinning.copy_async(back, memory, queue=queue).wait()
-        queue.free(memory)
+        queue.free_async(memory)
         assert (back == buffer).all()
         pinning.lock(numpy.ones(PAGE, numpy.uint8), device=queue.device).unlock()
         with pinning.alloc(PAGE, device=queue.device) as own:
@@ -276,25 +276,25 @@ def test_a_capture_may_be_lost_by_its_own_program_alone(case: Case) -> None:
     with pytest.raises(CaptureLostError), Graph(case.queue.handle, "relaxed"):
         ctypes.CDLL("libcuda.so.1").cuStreamQuery(ctypes.c_void_p(case.queue.handle))
         with pytest.raises(pinning.GraphCaptureError, match="it has failed"):
-            pinning.fill(case.memory, 1, queue=case.queue)
-    pinning.fill(case.memory, 2, queue=case.queue).wait()
+            pinning.fill_async(case.memory, 1, queue=case.queue)
+    pinning.fill(case.memory, 2, queue=case.queue)
     assert (case.on_device() == 2).all()
 
 
 def test_a_queue_out_of_order_records_nothing(queue: pinning.Queue, case: Case) -> None:
     with pinning.Queue(queue.device, "out_of_order") as several:
         with Graph(several.handle, "relaxed") as graph, pytest.raises(pinning.GraphCaptureError, match="out of order"):
-            pinning.fill(case.memory, 1, queue=several)
+            pinning.fill_async(case.memory, 1, queue=several)
         graph.close()
 
 
 def test_what_is_pending_in_a_queue_is_let_go_after_a_capture(case: Case) -> None:
     """Its stream is not queried while under capture; afterwards the queue knows its progress."""
     release = threading.Event()
-    started = case.queue.call(release.wait)
+    started = case.queue.call_async(release.wait)
     copy = pinning.copy_async(case.memory, case.locked, queue=case.queue)
     with Graph(case.queue.handle, "global") as graph:
-        pinning.fill(case.memory, 3, queue=case.queue)
+        pinning.fill_async(case.memory, 3, queue=case.queue)
         release.set()
         time.sleep(0.3)  # meanwhile the service thread polls the queue
         copy.wait()

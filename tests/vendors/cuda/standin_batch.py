@@ -47,9 +47,9 @@ def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, en
         pinning.locked(host, back, device="cuda:0"),
     ):
         standin.configure()
-        pinning.copy_blocks(there, places, host, order, BLOCK, queue=queue, engine=engine).wait()
+        pinning.copy_blocks(there, places, host, order, BLOCK, queue=queue, engine=engine)
         assert moved(standin) == calls
-        copy = pinning.copy_blocks(back, order, there, places, BLOCK, queue=queue, engine=engine)
+        copy = pinning.copy_blocks_async(back, order, there, places, BLOCK, queue=queue, engine=engine)
         copy.wait()
     assert (back == host).all()
     assert copy.path == "direct"
@@ -67,7 +67,7 @@ def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
         """One letter for each batch: K if a kernel moved it, E if the copy engines did."""
         taken = ""
         for _ in range(count):
-            copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine=engine)
+            copy = pinning.copy_blocks_async(there, order, host, order, BLOCK, queue=queue, engine=engine)
             copy.wait()
             taken += "K" if "by a kernel" in copy.reason else "E"
         return taken
@@ -78,7 +78,7 @@ def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
         assert "by its copy engines" in pinning.explain_batch([there] * 64, [host] * 64, BLOCK, queue=queue).reason
         assert ways(2, "kernel") == "KK", "that was asked for"
         with pinning.Queue("cuda:0") as other:
-            other_copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=other)
+            other_copy = pinning.copy_blocks_async(there, order, host, order, BLOCK, queue=other)
             assert "by a kernel" in other_copy.reason, "each queue by what it has seen"
         standin.configure()
         pinning.copy(back, there, queue=queue)
@@ -93,7 +93,7 @@ def test_a_batch_whose_kernel_cannot_be_timed_is_none_that_failed(
     back = numpy.zeros_like(host)
     with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.locked(host, device="cuda:0"):
         standin.configure(f"fail=cuEventRecord:{n}:{UNKNOWN}")
-        copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue)
+        copy = pinning.copy_blocks_async(there, order, host, order, BLOCK, queue=queue)
         copy.wait()
         assert sum(call.startswith("cuEventRecord") for call in standin.calls()) >= n
         standin.configure()
@@ -297,7 +297,7 @@ def test_pinned_lists_that_the_driver_keeps_are_freed_later(standin: StandIn, qu
     host, order = noise((64, BLOCK)), numpy.arange(64)
     with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
         pinning.copies.trim_staging()
-        pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine="kernel").wait()
+        pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine="kernel")
     standin.configure("fail=cuMemFreeHost:1:999")
     with pytest.raises(VendorError, match="cuMemFreeHost"):
         pinning.copies.trim_staging()

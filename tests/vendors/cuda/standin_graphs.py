@@ -60,6 +60,6 @@ def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn,
         with Graph(case.queue.handle, "relaxed") as graph:
             standin.configure(f"fail={call}:1:2")
             with pytest.raises(pinning.OutOfMemoryError, match=call):
-                pinning.fill(case.memory, 1, queue=case.queue)
+                pinning.fill_async(case.memory, 1, queue=case.queue)
             assert not standin.calls("cuMemsetD8Async")
         ended(graph)

@@ -210,7 +210,7 @@ def test_a_file_that_ends_early_is_an_error_on_any_link(tmp_path: Path, waited: 
         pinning.Queue("cuda:2") as other,
         pinning.alloc(200 * MIB, device="cuda:0") as there,
     ):
-        queue.wait_for(other.call(gate.wait))
+        queue.wait_for(other.call_async(gate.wait))
         timer.start()
         with pytest.raises(pinning.FileError, match="has it been truncated"):
             (pinning.copy_file if waited else pinning.copy_file_async)(there, path, queue=queue).wait()
@@ -340,7 +340,7 @@ def test_whatever_call_fails_all_bytes_are_right_or_it_says_so(to_device: bool, 
     with there, pinning.locked(array, device="cuda:0"), pinning.Queue("cuda:0") as plain:
         for n in count(1):
             array[:] = to_device * n % 251
-            pinning.fill(there, (not to_device) * n % 251, queue=plain).wait()
+            pinning.fill(there, (not to_device) * n % 251, queue=plain)
             with suppress(VendorError), pinning.Queue("cuda:0", links=["cuda:1"]) as queue:
                 FAULTS.begin(n)
                 failed = True

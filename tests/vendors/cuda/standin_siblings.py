@@ -97,7 +97,7 @@ def test_copies_across_the_border_of_what_another_device_has_locked(
             if way == "copy":
                 pinning.copy(dst, src, queue=queue)
             elif way == "rows":
-                pinning.copy_2d_async(dst, 1024, src, 1024, 1024, size // 1024, queue).wait()
+                pinning.copy_2d(dst, 1024, src, 1024, 1024, size // 1024, queue)
             else:
                 pinning.copy_batch([dst], [src], queue=queue)
         assert (back == array).all()

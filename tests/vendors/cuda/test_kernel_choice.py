@@ -26,7 +26,7 @@ with (
     pinning.Queue("cuda:0") as queue,
     pinning.alloc(host.nbytes, device="cuda:0") as there,
 ):
-    pinning.copy_blocks(there, range(count), host, range(count), size, queue=queue).wait()
+    pinning.copy_blocks(there, range(count), host, range(count), size, queue=queue)
     pinning.copy(back, there, queue=queue)
 print((back == host).all())
 """

@@ -50,7 +50,7 @@ def test_copies_while_it_is_being_locked(gpu: CudaDevice, pages: Any, there: pin
         prefix = pages[: 64 * MIB // 8]
         assert pinning.is_locked(prefix, device=gpu)
         copies = 0
-        while copies < 3 or not pending.done:
+        while copies < 3 or not pending.done():
             for size in (64 * MIB, 1 * MIB, 700 * MIB, SIZE):  # within it, and across its end
                 pinning.copy_async(there, pages, nbytes=size, queue=queue)
             # Small copies all over, done by the vendor as pageable memory: none may cross into a piece being locked.

@@ -34,7 +34,7 @@ def test_a_wait_of_a_background_thread_for_the_device_ends_no_capture(case: Case
     with pinning.alloc(8 << 30, device=case.queue.device) as large:
         with Graph(case.queue.handle, mode) as graph:
             pinning.copy_async(case.memory, case.locked, queue=case.queue)
-            busy = [pinning.fill(large, 1, queue=case.other) for _ in range(40)][-1]
+            busy = [pinning.fill_async(large, 1, queue=case.other) for _ in range(40)][-1]
             assert not busy.done()
             synchronize_in_background(case.queue.device)
             assert busy.done()
@@ -53,13 +53,13 @@ def test_a_thousand_replays_beside_threads_that_lock_and_stage(real_gpu: pinning
         buffer = numpy.full(32 << 20, seed, numpy.uint8)
         with pinning.Queue(real_gpu) as queue:
             while not stop.is_set():
-                memory, _ = queue.alloc(buffer.nbytes)
+                memory, _ = queue.alloc_async(buffer.nbytes)
                 pinning.copy(memory, buffer, queue=queue)
                 with pinning.lock(buffer[: 1 << 20], device=real_gpu):
                     back = numpy.zeros(1 << 20, numpy.uint8)
                     pinning.copy(back, memory, 1 << 20, queue=queue)
                     assert (back == seed).all()
-                queue.free(memory)
+                queue.free_async(memory)
 
     threads = [Background(partial(work, seed)) for seed in range(1, 5)]
     try:

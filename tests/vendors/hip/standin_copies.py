@@ -58,13 +58,13 @@ def test_a_batch_is_one_call_for_some_thousands(device: HipDevice, standin: Stan
         pinning.locked(array, back, device=device),
     ):
         standin.configure()
-        pinning.copy_blocks(there, order, array, range(count), size, queue=queue).wait()
+        pinning.copy_blocks(there, order, array, range(count), size, queue=queue)
         assert [call.split()[:2] for call in standin.calls() if call.startswith("hipMemcpy")] == [
             ["hipMemcpyBatchAsync", "4096"],
             ["hipMemcpyBatchAsync", "904"],
         ]
         standin.configure("fail=hipMemcpyBatchAsync:1:801")  # as in releases that support only copies between devices
-        copy = pinning.copy_blocks(back, range(count), there, order, size, queue=queue)
+        copy = pinning.copy_blocks_async(back, range(count), there, order, size, queue=queue)
         copy.wait()
         standin.configure()
     assert copy.path == "direct"
