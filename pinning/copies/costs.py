@@ -38,11 +38,11 @@ class Costs:
         or all but four if that is more; at least two (one if there is one processor) and at most 48.
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time while one device copies: by default at most 20, because more
-        wait for one another (of 48, 20 move 51 GB/s from one GPU and 48 move 43); to the host at most as many as half of
-        the processors, but at least three (of 16, 8 move 49 GB/s and 12 less). Copies of several devices at once may
-        use half of that for each. All threads may read a file for several devices, write one, or copy where
-        memory is still to be populated: a file's mapping that was never read, or new memory of the host. With 0, copies
-        in that direction are left to the vendor.
+        wait for one another (of 48, 20 move 51 GB/s from one GPU and 48 move 43); to the host also at most half of the
+        processors, but at least three (of 16, 8 move 49 GB/s and 12 less). Copies of several devices at once may use
+        half of that for each. All threads may read a file for several devices, write one, or copy where memory is still
+        to be populated: a file's mapping that was never read, or new memory of the host. With 0, copies in that
+        direction are left to the vendor.
     huge_from : int
         Bytes of new memory (that no page fault has populated yet) from which a copy into it asks the kernel for huge
         pages (MADV_HUGEPAGE), for those that it writes entirely; 0: never. The advice stays with the memory until it is

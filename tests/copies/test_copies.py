@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy
 import pytest
@@ -245,6 +245,26 @@ def test_memory_of_two_devices(device: FakeMemoryDevice, queue: pinning.Queue, c
         assert plan.reason_code is (Reason.CONNECTED if connected else Reason.NOT_CONNECTED)
         assert pinning.copy(here, there, queue=queue).path == ("direct" if connected else "staged")
         assert (bytes_of(here) == noise(SIZE)).all()
+
+
+def test_each_copy_through_the_host_has_a_block_of_its_own(device: FakeMemoryDevice) -> None:
+    device.held = True  # it empties the blocks later than `other` fills them
+    other = FakeMemoryDevice("fake:1", held=False)
+    with ExitStack() as stack:
+        there = [stack.enter_context(pinning.alloc(MIB, device=other)) for _ in range(3)]
+        here = [stack.enter_context(pinning.alloc(MIB, device=device)) for _ in range(3)]
+        for seed, each in enumerate(there):
+            bytes_of(each)[:] = noise(MIB, seed)
+        queues = [stack.enter_context(pinning.Queue(other)) for _ in here]
+        copies = [pinning.copy_async(*ends, queue=each) for *ends, each in zip(here, there, queues, strict=True)]
+
+        def over() -> bool:
+            other.release_unheld()
+            return all(copy.done() for copy in copies)
+
+        run(device, over)
+        for seed, each in enumerate(here):
+            assert (bytes_of(each) == noise(MIB, seed)).all()
 
 
 def test_a_bound_on_staging_memory(
