@@ -20,6 +20,7 @@ cdef enum State:
 cdef class Allocation:
     cdef object __weakref__
     cdef Extent extent
+    cdef uint64_t base  # where the vendor's allocation begins, if it has one to itself: before `ptr` if that is aligned
     cdef State state
     cdef readonly object device  # type: MemoryDevice
     cdef readonly object context  # type: Context

@@ -333,7 +333,8 @@ cdef class Allocation:
 
     cdef int give_back(self) except -1:
         """Return the memory to where it came from. After an error nothing has changed, unless `state` is FREED."""
-        raise NotImplementedError
+        self.context._take_back(self)
+        return 0
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
 
-from pinning.memory.allocation cimport Allocation
 from pinning.plugin.native cimport CMemoryKind
 
 
@@ -17,10 +16,6 @@ cdef class Backing:
     cdef int release(self, device, uint64_t base, bint* gone) except -1
     cdef dict present(self)
     cdef list maps_of(self, CMemoryKind kind)
-
-
-cdef class Whole(Allocation):
-    cdef uint64_t base  # where the vendor's allocation begins: before `ptr` if that had to be aligned
 
 
 cdef uint64_t device_address(device, uint64_t ptr) except 0

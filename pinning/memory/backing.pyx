@@ -119,6 +119,19 @@ cdef class Backing:
         """The maps to register memory in: of HOST memory those of all devices, so that every copy sees it as locked."""
         return [pinned_map(each) for each in self.devices] if kind == CMemoryKind.host else []
 
+    def _take_back(self, Allocation memory not None):
+        """Free what `whole` has made, as `Allocation.give_back`."""
+        cdef bint gone = False
+        leave(memory)
+        try:
+            self.release(memory.device, memory.base, &gone)
+        except BaseException:
+            if gone:
+                memory.state = FREED
+            else:
+                enter(memory)
+            raise
+
     # ---- for its owner ----
 
     def allocate(
@@ -129,7 +142,7 @@ cdef class Backing:
         aligned = ALIGNED if alignment is None else alignment_of(alignment)
         size_of(size + aligned)
         cdef CMemoryKind number = number_of(kind)
-        cdef Whole made = whole(self, device, number, size, ALIGNED, write_combined)
+        cdef Allocation made = whole(self, device, number, size, ALIGNED, write_combined)
         if made.extent.ptr % <uint64_t>aligned == 0:
             return made
         made.free()
@@ -244,26 +257,9 @@ cdef list unregister(list maps, uint64_t base, uint64_t length):
     return done
 
 
-# ---- allocations that have a vendor's allocation to themselves ----
-
-
-cdef class Whole(Allocation):
-    cdef int give_back(self) except -1:
-        cdef bint gone = False
-        leave(self)
-        try:
-            (<Backing>self.context).release(self.device, self.base, &gone)
-        except BaseException:
-            if gone:
-                self.state = FREED
-            else:
-                enter(self)
-            raise
-        return 0
-
-
-cdef Whole whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined):
-    cdef Whole memory = Whole.__new__(Whole)
+cdef Allocation whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined):
+    """An allocation that has a vendor's allocation to itself."""
+    cdef Allocation memory = Allocation.__new__(Allocation)
     cdef uint64_t ptr
     cdef bint gone
     memory.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined)
