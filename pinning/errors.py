@@ -9,11 +9,13 @@ class PinningError(Exception):
 
 
 class ArgumentError(PinningError, ValueError):
-    """An argument has a value that is not allowed; the message names the allowed ones."""
+    """An argument has a value that is not allowed, such as the name of an option or a device, or does not go with
+    another argument; the message names the allowed ones. Numbers out of bounds are an `InvalidRangeError`."""
 
 
 class InvalidRangeError(PinningError, ValueError):
-    """A range that cannot be locked: null, empty, negative, past the end of the address space, or not host memory."""
+    """An address, a size, an index or another number is out of bounds; or a range cannot be locked: null, empty,
+    negative, past the end of the address space, or not host memory."""
 
 
 class PartialOverlapError(InvalidRangeError):

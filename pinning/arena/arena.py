@@ -18,6 +18,7 @@ from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
 from pinning.budget.checks import check_memory, check_room
 from pinning.errors import (
+    ArgumentError,
     InvalidRangeError,
     LockLimitError,
     NotLockedError,
@@ -78,7 +79,9 @@ class Arena(Space):
     Raises
     ------
     InvalidRangeError
-        A size below 1; an invalid name, or one in use with another size; a node that does not exist; a part outside it.
+        A size below 1, or another than the name is in use with; a node that does not exist; a part outside it.
+    ArgumentError
+        An invalid name, `huge_pages` or device, or `create` or `part` without a name.
     LockLimitError
         The memory, the control group, a limit on locks or the file system of shared memory has not enough left. The
         message has the figures. No page has been touched.
@@ -145,9 +148,9 @@ class Arena(Space):
                 f"an arena with a name cannot grow, because other processes rely on its size, {size}: leave out grow"
             )
         if name is None and create is not None:
-            raise PinningError("create is for arenas with a name")
+            raise ArgumentError("create is for arenas with a name, which processes share: give name=")
         if part is not None and name is None:
-            raise PinningError("part is for arenas with a name, which processes share")
+            raise ArgumentError("part is for arenas with a name, which processes share: give name=")
         self.name = name
         self.devices = _devices(devices)
         self.unit = None if unit is None else byte_count(unit, "unit")
@@ -322,8 +325,10 @@ class Arena(Space):
         allocation : ArenaAllocation
             What `allocate` has returned.
         """
-        if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
-            raise InvalidRangeError(f"{describe(allocation)} is not an allocation of {self!r}")
+        if not isinstance(allocation, ArenaAllocation):
+            raise TypeError(f"allocation is {describe(allocation)}; it must be what `allocate` has returned")
+        if allocation.arena is not self:
+            raise InvalidRangeError(f"{allocation!r} is not of {self!r}: free it in its own arena")
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
@@ -547,7 +552,8 @@ def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
     there = numa.nodes()
     node = integer(given, "numa_node", "a node's number")
     if node not in there:
-        raise InvalidRangeError(f"numa_node is {node}; this machine has {', '.join(map(str, there)) or 'none'}")
+        nodes = ", ".join(map(str, there)) or "none"
+        raise InvalidRangeError(f"numa_node is {node}; it must be one of this machine's nodes: {nodes}")
     return node
 
 

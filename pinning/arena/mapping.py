@@ -11,7 +11,7 @@ from typing import Literal
 from pinning.arena.memory import Memory, Segment
 from pinning.arena.names import FOLDER, open_segment
 from pinning.budget.checks import check_memory
-from pinning.errors import InvalidRangeError, LockLimitError, PinningError
+from pinning.errors import ArgumentError, LockLimitError, PinningError
 from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, check
 from pinning.runtime.arguments import describe, is_one_of
@@ -36,7 +36,7 @@ def map_memory(
 ) -> Memory:
     """Map memory for `size` bytes, with addresses for `maximum`; this process will use `ours`. Raises as `Arena`."""
     if not (huge_pages is None or isinstance(huge_pages, bool) or is_one_of(huge_pages, "hugetlb", "try")):
-        raise InvalidRangeError(f"huge_pages is {describe(huge_pages)}; it may be None, a bool, 'hugetlb' or 'try'")
+        raise ArgumentError(f"huge_pages is {describe(huge_pages)}; it may be None, a bool, 'hugetlb' or 'try'")
     if huge_pages in ("hugetlb", "try"):
         try:
             return _of_hugetlb(size, maximum, name, shared)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pinning.arena.memory import Segment
-from pinning.errors import InvalidRangeError, LockLimitError, PinningError
+from pinning.errors import ArgumentError, InvalidRangeError, LockLimitError, PinningError
 from pinning.machine.room import Room, check, file_system
 from pinning.runtime.arguments import describe
 
@@ -24,11 +24,11 @@ _LONGEST = 200  # bytes; a file name may have 255
 
 
 def path_of(name: str) -> Path:
-    """The file of a name. Raises InvalidRangeError if no file can have the name."""
+    """The file of a name. Raises ArgumentError if no file can have the name."""
     if not isinstance(name, str):
         raise TypeError(f"name is {describe(name)}; it must be a string")
     if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
-        raise InvalidRangeError(f"name is {name!r}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
+        raise ArgumentError(f"name is {describe(name)}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
     return FOLDER / (PREFIX + name)
 
 

@@ -156,6 +156,8 @@ class DeviceArray(View):
         wanted: Any = shape[0] if len(shape) == 1 else shape
         try:
             lengths = numpy.broadcast_to(numpy.int8(0), self.shape).reshape(wanted).shape
+        except TypeError:
+            raise TypeError(f"shape is {describe(wanted)}; it must be an integer or several") from None
         except ValueError as error:
             raise LayoutError(f"{error}; the array has {self.size} elements") from None
         ordered: Any = order

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy
@@ -26,8 +26,7 @@ from pinning.plugin import Device, MemoryKind
 _TRIES = 100  # to lock a range while other threads lock and unlock parts of it
 
 
-@contextmanager
-def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tuple[Lock, ...]]:
+def pinned(*arylist: object, device: Device | str | None = None) -> AbstractContextManager[tuple[Lock, ...]]:
     """Lock arrays, or other buffers of the host, during a ``with`` block: all of them or none.
 
     They may overlap one another and locked memory. Arrays that overlap or touch are locked as one range; a part that is
@@ -44,7 +43,11 @@ def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tup
         As `pinning.lock`.
     """
     buffers = [host_buffer(each) for each in arylist if not _is_empty(each)]  # these also keep the memory in place
-    device_map = pinned_map(device)
+    return _pinned(buffers, pinned_map(device))
+
+
+@contextmanager
+def _pinned(buffers: list[HostBuffer], device_map: PinnedMap) -> Iterator[tuple[Lock, ...]]:
     with ExitStack() as stack:
         yield tuple(lock for whole in _united(buffers) for lock in _locked_in_parts(whole, device_map, stack))
 

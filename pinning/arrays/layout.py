@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import DTypeLike, NDArray
 
-from pinning.errors import LayoutError
+from pinning.errors import ArgumentError, LayoutError
 from pinning.runtime.arguments import describe, is_one_of
 
 Shape = int | Iterable[int]
@@ -80,7 +80,7 @@ def plan_like(array: Array) -> Plan:
 def check_order(order: str, *others: str) -> None:
     """Refuse an order of indices other than "C", "F" and `others`."""
     if not is_one_of(order, "C", "F", *others):
-        raise LayoutError(f"there is no order {describe(order)}; give {' or '.join(map(repr, ('C', 'F', *others)))}")
+        raise ArgumentError(f"order is {describe(order)}; it must be {' or '.join(map(repr, ('C', 'F', *others)))}")
 
 
 def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:

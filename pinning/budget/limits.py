@@ -13,6 +13,7 @@ from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count
 
+_IDLE = "the most bytes in the cache, or True or False"
 _BYTES_OR_FRACTION = "the number of bytes, or a fraction above 0.0 and up to 1.0 of the memory this process may use"
 
 
@@ -87,7 +88,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     if limit is not None:
         chosen = _choice(limit)
     if idle is not None:
-        most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
+        most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0, _IDLE)
     if limit is not None:
         now, _chosen = chosen.limit, chosen  # first, so that a limit set by native code in between is seen
     if limit is not None or idle is not None:

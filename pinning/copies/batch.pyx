@@ -135,8 +135,10 @@ def copy_batch_async(
     InvalidRangeError
         The numbers of items differ, or an item is empty, not a range of memory, read-only or larger than its buffer;
         the message names it, and nothing is copied.
+    ArgumentError
+        `engine` is invalid.
     PinningError
-        `engine` is invalid, or asks for a kernel that the device does not have, or a buffer is of another vendor's
+        `engine` asks for a kernel that the device does not have, or a buffer is of another vendor's
         device than the queue.
     VendorError
         The vendor refused. Parts submitted before are complete by then.
@@ -445,7 +447,8 @@ cdef object of_only_item(object function, object dsts, object srcs, object sizes
     try:
         return function(dst, src, size, *more)
     except (InvalidRangeError, TypeError) as error:
-        raise type(error)(f"item 0 of the batch: {error}") from None
+        said = str(error).replace("nbytes", "sizes")  # the name of that argument here
+        raise type(error)(f"item 0 of the batch: {said}") from None
 
 
 cdef Wanted wanted_of(object dsts, object srcs, object sizes, object queue, CEngine engine):
@@ -569,7 +572,7 @@ cdef Words words_of(object values, str name):
     if isinstance(values, (list, tuple, range)):
         for value in values:
             if type(value) is not int:
-                value = integer(value, f"item {words.own.size()} of the batch: what is in {name}", "64 bits wide")
+                value = integer(value, f"item {words.own.size()} of {name}", "at least 0 and below 2**64")
             try:
                 words.own.push_back(value)
             except OverflowError:

@@ -34,7 +34,7 @@ from pinning.copies.copy import copy_planned, explain_copy, resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.links import copy_divided, copy_in_rounds, explained, ways_of
 from pinning.copies.plan import CopyPath, too_small
-from pinning.errors import InvalidRangeError, VendorError
+from pinning.errors import ArgumentError, InvalidRangeError, VendorError
 from pinning.locking.devices import default_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
@@ -124,7 +124,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     if to.read_only:
         raise read_only(to)
     if src_access_order != "stream" and src_access_order != "any":
-        raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
+        raise ArgumentError(f"src_access_order is {describe(src_access_order)}; it must be 'stream' or 'any'")
     if submitter is None:
         submitter = default_of(to, origin)
     if size >= DIVIDED_FROM and (to.device is None) is not (origin.device is None):
@@ -347,7 +347,7 @@ def fill_async(
         raise read_only(to)
     cdef uint64_t size = size_between(to, to, nbytes)
     if size % width:
-        raise InvalidRangeError(f"{size} bytes are not a whole number of values of {width}")
+        raise InvalidRangeError(f"nbytes is {size}; it must be a multiple of the value's {width} bytes")
     if submitter is None:
         submitter = default_of(to, to)
     if to.device is None:
@@ -401,7 +401,7 @@ cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
     cdef uint64_t least = to.bytes if to.bytes and (to.bytes < origin.bytes or not origin.bytes) else origin.bytes
     if nbytes is None:
         if not least:
-            raise InvalidRangeError("an address does not say how many bytes to copy: give nbytes")
+            raise InvalidRangeError("an address does not say how many bytes it has: give nbytes")
         if to.bytes and origin.bytes and to.bytes != origin.bytes:
             raise InvalidRangeError(f"dst has {to.bytes} bytes and src {origin.bytes}; give nbytes to copy a part")
         return least

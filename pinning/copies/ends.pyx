@@ -190,7 +190,9 @@ cdef End of_lock(Lock lock):
 
 cdef End at_address(address, object preferred, size=0):
     if not (FIRST <= address and address + (size or 1) <= TOP):
-        raise InvalidRangeError(f"{address:#x} is not an address of {f'{size} bytes' if size else 'memory'}")
+        what = f"{size} bytes" if size else "memory"
+        raise InvalidRangeError(f"{address:#x} is not an address of {what}: an integer is taken for an address, which "
+                                "lies between 4096 and 2**64; pass a buffer, an allocation, or its ptr")
     cdef uint64_t ptr = address
     cdef Allocation allocation = lookup(ptr)
     if allocation is not None and preferred is not None and allocation.device is not preferred:

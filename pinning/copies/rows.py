@@ -46,11 +46,11 @@ def copy_2d_async(
     """
     width, height = integer(width, "width"), integer(height, "height", "the number of rows")
     dst_pitch, src_pitch = integer(dst_pitch, "dst_pitch"), integer(src_pitch, "src_pitch")
+    if width <= 0 or height <= 0:
+        raise InvalidRangeError(f"width is {width} and height {height}; both must be at least 1")
     for name, pitch in (("dst_pitch", dst_pitch), ("src_pitch", src_pitch)):
         if pitch < width:
-            raise InvalidRangeError(f"{name} is {pitch}; rows of {width} bytes need at least that")
-    if width <= 0 or height <= 0:
-        raise InvalidRangeError(f"{height} rows of {width} bytes: nothing to copy")
+            raise InvalidRangeError(f"{name} is {pitch}; it must be at least the width of a row, {width} bytes")
     given = None if queue is None else as_queue(queue)
     preferred = None if given is None else given.device
     to, origin = end_of(dst, preferred), end_of(src, preferred)

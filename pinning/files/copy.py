@@ -152,7 +152,9 @@ def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> 
     offset = integer(offset, "offset")
     rest = file.nbytes - offset
     if offset < 0 or rest <= 0:
-        raise InvalidRangeError(f"offset is {offset}; it must be less than the {file.nbytes} bytes of {file.path!r}")
+        raise InvalidRangeError(
+            f"offset is {offset}; it must be at least 0 and below the {file.nbytes} bytes of {file.path!r}"
+        )
     if nbytes is not None:
         return byte_count(nbytes, most=rest if room is None else min(rest, room))
     if room is not None and room != rest:

@@ -12,13 +12,14 @@ import numpy
 from pinning.arrays.array import DeviceArray
 from pinning.arrays.create import device_array
 from pinning.arrays.exchange import dlpack_device
-from pinning.errors import InvalidRangeError
+from pinning.errors import ArgumentError
 from pinning.files.header import TensorInfo, numpy_dtype_of
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
 from pinning.interop.dlpack import make_capsule
 from pinning.interop.dtypes import DTYPES
 from pinning.plugin import MemoryDevice
+from pinning.runtime.arguments import describe
 
 
 class Framework(Protocol):
@@ -123,7 +124,7 @@ class Numpy:
 
     def __init__(self, device: MemoryDevice) -> None:
         if device.vendor != "host":
-            raise InvalidRangeError(f"NumPy has no arrays on {device.name}; give device='host', or another framework")
+            raise ArgumentError(f"NumPy has no arrays on {device.name}; give device='host', or another framework")
 
     def check(self, tensor: TensorInfo) -> None:
         numpy_dtype_of(tensor)
@@ -157,7 +158,7 @@ def framework_of(name: str | None, device: MemoryDevice) -> Framework:
 
     Raises
     ------
-    InvalidRangeError
+    ArgumentError
         There is no framework of this name, or it has no arrays on this device.
     ImportError
         The library is not installed.
@@ -165,5 +166,5 @@ def framework_of(name: str | None, device: MemoryDevice) -> Framework:
     if name is None:
         name = "torch" if find_spec("torch") is not None else "pinning"
     if name not in _FRAMEWORKS:
-        raise InvalidRangeError(f"there is no framework {name!r}; those known are {', '.join(_FRAMEWORKS)}")
+        raise ArgumentError(f"framework is {describe(name)}; it must be one of {', '.join(map(repr, _FRAMEWORKS))}")
     return _FRAMEWORKS[name](device)

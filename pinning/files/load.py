@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from pinning.copies.links import DIVIDED_FROM, LARGEST_BLOCK, Rounds, ways_of
-from pinning.errors import FileError, FileFormatError, InvalidRangeError, PinningError
+from pinning.errors import ArgumentError, FileError, FileFormatError, InvalidRangeError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.divided import FileParts
 from pinning.files.file_work import OpenFile, copy_of, copy_parts
@@ -143,7 +143,7 @@ def _targets(device: Any, queue: Any, slices: Any, framework: str | None) -> lis
     if queue is not None or slices is not None:
         raise TypeError("a dict of devices has the slices of each, and default queues: leave out queue and slices")
     if not device:
-        raise InvalidRangeError("device is an empty dict; it must name at least one device")
+        raise ArgumentError("device is an empty dict; it must name at least one device")
     names: dict[int, Any] = {}  # by the id of the device
     found: list[Any] = []
     for name, plan in device.items():
@@ -151,7 +151,7 @@ def _targets(device: Any, queue: Any, slices: Any, framework: str | None) -> lis
         found.append(_device(name, None))
         other = names.setdefault(id(found[-1]), name)
         if other is not name:
-            raise InvalidRangeError(f"{other!r} and {name!r} are the same device; give one plan for it")
+            raise ArgumentError(f"device has {other!r} and {name!r}, which are the same device; give one plan for it")
     return [
         _Target(default_queue(each), framework_of(framework, each), plan)
         for each, plan in zip(found, device.values(), strict=True)

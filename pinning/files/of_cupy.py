@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.errors import InvalidRangeError
+from pinning.errors import ArgumentError
 from pinning.files.header import TensorInfo, numpy_dtype_of
 from pinning.plugin import Device
 
@@ -15,7 +15,7 @@ class Cupy:
 
     def __init__(self, device: Device) -> None:
         if device.vendor not in ("cuda", "hip"):
-            raise InvalidRangeError(f"CuPy has no arrays on {device.name}; give device='cuda', or another framework")
+            raise ArgumentError(f"CuPy has no arrays on {device.name}; give device='cuda', or another framework")
         try:
             import cupy
         except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.errors import FileFormatError, InvalidRangeError
+from pinning.errors import ArgumentError, FileFormatError
 from pinning.files.header import TensorInfo
 from pinning.interop.dtypes import DTYPES
 from pinning.plugin import Device
@@ -24,9 +24,9 @@ class Torch:
                 f"framework='torch' needs PyTorch ({error}); give 'pinning' for arrays of this package, or 'dlpack'"
             ) from error
         if device.vendor not in _NAMES:
-            raise InvalidRangeError(f"PyTorch has no tensors on {device.name}; give framework='pinning' or 'dlpack'")
+            raise ArgumentError(f"PyTorch has no tensors on {device.name}; give framework='pinning' or 'dlpack'")
         if device.vendor != "host" and not torch.cuda.is_available():
-            raise InvalidRangeError(
+            raise ArgumentError(
                 f"this PyTorch, {torch.__version__}, has no tensors on {device.name}: it sees no GPU; give "
                 "framework='pinning' or 'dlpack', or device='host'"
             )

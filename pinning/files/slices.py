@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
 from typing import Any, Literal, NamedTuple
 
-from pinning.errors import InvalidRangeError, LayoutError
+from pinning.errors import ArgumentError, InvalidRangeError, LayoutError
 from pinning.files.header import TensorInfo
 from pinning.interop.dtypes import DTYPES
 from pinning.runtime.arguments import describe, integer
@@ -56,7 +56,7 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
     if not 0 <= rank < of:
         raise InvalidRangeError(f"rank is {rank} of {of}; it must be at least 0 and less than the number of parts")
     if uneven not in (None, "last"):
-        raise InvalidRangeError(f"uneven is {uneven!r}; it must be None or 'last'")
+        raise ArgumentError(f"uneven is {describe(uneven)}; it must be None or 'last'")
 
     def part(name: str, shape: tuple[int, ...], dtype: str) -> Index:
         if not -len(shape) <= dim < len(shape):

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pinning.errors import PluginUnavailableError
+from pinning.errors import ArgumentError, PluginUnavailableError
 from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
@@ -193,6 +193,8 @@ def device(name: Device | str) -> Device:
     ------
     PluginUnavailableError
         There is no such device; the message says why, or lists those present.
+    ArgumentError
+        There is no plugin of that name, or what follows the colon is not an index.
     TypeError
         Neither a name nor a device.
     """
@@ -202,17 +204,25 @@ def device(name: Device | str) -> Device:
         raise TypeError(
             f"{describe(name)} is not a device; give a name, such as {default_device().name!r}, or a Device"
         )
-    plugin_name, _, index = name.partition(":")
-    wanted = f"{plugin_name}:{index or 0}"
+    plugin_name, colon, index = name.partition(":")
+    wanted = name if colon else f"{name}:0"
     own = _device_in(_reports_of(plugin_name), wanted)
     if own is not None:
         return own
     other = _device_in(plugins(), wanted)  # an entry point may have another name than its devices
     if other is not None:
         return other
-    problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
-    present = ", ".join(device.name for device in devices())
-    raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
+    own_reports = [report for report in plugins() if report.name == plugin_name]
+    present = f"those present are {', '.join(device.name for device in devices())}"
+    if not own_reports:
+        known = ", ".join(dict.fromkeys(report.name for report in plugins()))
+        raise ArgumentError(
+            f"there is no device {name!r}, nor a plugin {plugin_name!r}: {present}, and plugins {known}"
+        )
+    if colon and not index.isdecimal():
+        raise ArgumentError(f"there is no device {name!r}: give an index, as in {plugin_name + ':0'!r}; {present}")
+    problem = next((report.problem for report in own_reports if report.problem), present)
+    raise PluginUnavailableError(f"there is no device {name!r}: {problem}")
 
 
 def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:

@@ -140,7 +140,7 @@ cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object
         except (TypeError, ValueError):
             raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds") from None
         if not 0 < stall < 1e9:
-            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
+            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must lie between 0 and 1e9, in milliseconds")
         longest = <long long>(1e6 * stall)
         least = 1 if unit is None else byte_count(unit, "unit")
         element = (<Export>lock.owner).view.itemsize if isinstance(lock.owner, Export) else 1

@@ -42,7 +42,8 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
     Returns
     -------
     int or None
-        The device-accessible pointer of the first byte; None if it is not locked now.
+        The device-accessible pointer of the first byte. None if it is not locked now: ``PINNING_LOCK_MAPPED`` is "off",
+        as it is if it is not set, or it is "on" and the lock was refused.
 
     Raises
     ------

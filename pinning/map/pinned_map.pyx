@@ -77,6 +77,9 @@ cdef class Region:
     device : Device
     """
 
+    def __init__(self):
+        raise TypeError("a Region comes from pinning.find and pinning.regions, or from a map")
+
     @property
     def end(self) -> int:
         return int(self.start) + self.size
@@ -278,7 +281,7 @@ cdef class PinnedMap:
     def lock(
         self,
         ptr: int,
-        size: int,
+        size: int = ...,  # so that a buffer alone is refused by what it is
         read_only: bool | None = None,
         *,
         piece: int | None = None,
@@ -320,6 +323,9 @@ cdef class PinnedMap:
         Exceptions of the device are raised as well. After any error nothing has changed, unless the device also refused
         to undo the pieces before the one that failed; these are then a half unlocked region.
         """
+        if size is ...:
+            word(ptr, "address")
+            raise TypeError("size is missing; a map locks the bytes at an address: lock(address, size)")
         return self.hold(ptr, size, read_only, piece, coherent).device_ptr
 
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn, Self
 
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.errors import ArgumentError, InvalidRangeError, PinningError
 from pinning.locking.devices import default_device
 from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, find
@@ -29,8 +29,10 @@ class Context(Backing):
 
     Raises
     ------
+    ArgumentError
+        They are of several plugins, one is named twice, or none is given.
     PinningError
-        They are of several plugins, one is named twice, none is given, or one has no memory to allocate.
+        One has no memory to allocate.
     PluginUnavailableError
         There is no device with one of the names.
 
@@ -45,12 +47,12 @@ class Context(Backing):
         given = devices if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
         members = tuple(_memory_device(each) for each in given)
         if not members:
-            raise PinningError("a context needs a device; pinning.devices() has those present")
+            raise ArgumentError("a context needs a device; pinning.devices() has those present")
         names = [each.name for each in members]
         if len({device.vendor for device in members}) > 1:
-            raise PinningError(f"a context has devices of one plugin, not of several: {', '.join(names)}")
+            raise ArgumentError(f"a context has devices of one plugin, not of several: {', '.join(names)}")
         if len(set(names)) < len(names):
-            raise PinningError(f"a context has each device once: {', '.join(names)}")
+            raise ArgumentError(f"a context has each device once: {', '.join(names)}")
         super().__init__(members)
 
     def alloc(
@@ -102,7 +104,7 @@ class Context(Backing):
         for each in self.devices:
             if each is device or (isinstance(device, str) and each.name == full_name):
                 return each
-        raise PinningError(f"{name} is not in {self!r}")
+        raise ArgumentError(f"{name} is not in {self!r}: name one of its devices, or none for the first")
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "make another, with pinning.Context")

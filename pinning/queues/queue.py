@@ -234,7 +234,7 @@ class Queue(Submitter):
             Events that must complete first.
         """
         if not callable(function):
-            raise TypeError(f"{describe(function)} is not a function that a queue could call")
+            raise TypeError(f"function is {describe(function)}; it must be a function without arguments")
         event = Event()
         callback = HostCallback(function, event)
 

@@ -154,6 +154,8 @@ cdef class Submitter:
             The queue is closed, or the process has forked since.
         """
         self.check()
+        if work is not None and not isinstance(work, Work) and not callable(work):
+            raise TypeError(f"work is {describe(work)}; it must be a function of a VendorQueue, or None")
         cdef Event event = Event.__new__(Event) if kind is Event else kind()
         return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, SupportsIndex
 
-from pinning.errors import InvalidRangeError
+from pinning.errors import ArgumentError, InvalidRangeError
 
 MOST_BYTES = sys.maxsize
 _BYTES = "the number of bytes"
@@ -68,19 +68,19 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
 
 
 def path_name(path: Any, name: str = "path") -> str:
-    """Convert a path to a string. TypeError; ValueError if no file can have that name; FileNotFoundError if empty."""
+    """Convert a path to a string. TypeError; ArgumentError if no file has such a name; FileNotFoundError if empty."""
     try:
         text = os.fsdecode(path)
     except TypeError:
         raise TypeError(f"{name} is {describe(path)}; it must be a path: a string, bytes or an os.PathLike") from None
     if "\0" in text:
-        raise ValueError(f"{name} is {describe(text)}; no file has a null character in its name")
+        raise ArgumentError(f"{name} is {describe(text)}; no file has a null character in its name")
     if not text:
         raise FileNotFoundError(errno.ENOENT, f"{name} is empty", "")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        raise ValueError(f"{name} is {text[:_LONGEST]!a}; a file name cannot contain an unpaired surrogate") from None
+        raise ArgumentError(f"{name} is {text[:_LONGEST]!a}; no file has an unpaired surrogate in its name") from None
     return text
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from pinning.copies import copy_batch_async
+from pinning.errors import ArgumentError
 from pinning.queues import Event, Queue, default_queue
 from pinning.torch.storages import in_host, replaced
 
@@ -58,7 +59,7 @@ class _Move:
     def __init__(self, device: torch.device | str | int) -> None:
         self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if self._device.type != "cuda":
-            raise ValueError(f"{self._device} is not a GPU; give one such as 'cuda' or 'cuda:1'")
+            raise ArgumentError(f"device is {self._device}; it must be a GPU, such as 'cuda' or 'cuda:1'")
         if self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._made: dict[object, torch.Tensor] = {}

@@ -9,6 +9,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pinning.copies import Copy, copy_async
+from pinning.errors import ArgumentError
 from pinning.machine.populate import ask_for_huge_pages
 from pinning.queues import Queue
 from pinning.runtime.arguments import byte_count
@@ -206,14 +207,14 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
 
     Raises
     ------
-    ValueError
+    ArgumentError, InvalidRangeError
         `device` is no GPU, or `resident` is not positive.
     VendorError, LockLimitError, torch.OutOfMemoryError
         A copy, lock or allocation was refused.
     """
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if where.type != "cuda":
-        raise ValueError(f"{where} is not a GPU; give one such as 'cuda' or 'cuda:1'")
+        raise ArgumentError(f"device is {where}; it must be a GPU, such as 'cuda' or 'cuda:1'")
     resident = byte_count(resident, "resident", what="the bytes of weights that may be on the GPU at a time")
     if where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())

@@ -13,11 +13,12 @@ import pinning
 from pagetable import PageTable, RangeError
 from pinning import (
     Arena,
+    ArgumentError,
     Context,
     Event,
     InvalidRangeError,
-    LayoutError,
     MemoryKind,
+    NotLockedError,
     OutOfMemoryError,
     Pool,
     Queue,
@@ -46,8 +47,18 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock(A, "cuda:0"), TypeError, "size is 'cuda:0'.* device="),
     (lambda: pinning.lock(A, B), TypeError, "size is a ndarray.* pinning.locked"),
     (lambda: pinning.lock_async(A, "host"), TypeError, "size is 'host'.* device="),
-    (lambda: pinning.locked([A, B]).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
-    (lambda: pinning.locked((A, B)).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
+    (lambda: pinning.locked([A, B]), TypeError, r"one by one.* locked\(\*buffers\)"),
+    (lambda: pinning.locked((A, B)), TypeError, r"one by one.* locked\(\*buffers\)"),
+    (lambda: pinning.locked(5), TypeError, "int is not a buffer; pass"),
+    (lambda: arrays.pinned(5), TypeError, "int is not a buffer; pass"),
+    (lambda: pinning.locked(A, device="foo"), ArgumentError, "foo"),
+    # A device that is misspelt, rather than missing.
+    (lambda: pinning.device("foo"), ArgumentError, "no device 'foo', nor a plugin 'foo': .*host:0.* plugins .*host"),
+    (lambda: pinning.alloc(8, device="hots"), ArgumentError, "no device 'hots'"),
+    (lambda: pinning.device("host:x"), ArgumentError, "'host:x': give an index, as in 'host:0'"),
+    (lambda: pinning.device("host:"), ArgumentError, "'host:': give an index"),
+    (lambda: pinning.device("host:7"), pinning.PluginUnavailableError, "no device 'host:7': those present are"),
+    (lambda: pinning.alloc(8, context="host", device="cuda"), ArgumentError, "cuda is not in .*: name one of its"),
     # Not a device.
     *(
         (call, TypeError, "0 is not a device; give a name")
@@ -83,6 +94,8 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_2d_async(A, "64", B, 64, 64, 1), TypeError, "dst_pitch is '64'"),
     (lambda: pinning.copy_blocks_async(A, [0], B, [0], "64"), TypeError, "block_bytes is '64'"),
     (lambda: pinning.copy_file(A, __file__, "x"), TypeError, "offset is 'x'"),
+    (lambda: pinning.lock(A, unit=3), InvalidRangeError, "unit is 3; it must be a multiple of .* 8 bytes"),
+    (lambda: pinning.budget(idle="x"), TypeError, "idle is 'x'; .*, or True or False"),  # type: ignore[arg-type]
     # Indices, addresses and sizes of a batch.
     (lambda: pinning.copy_blocks_async(A, NONE, B, NONE, 8), InvalidRangeError, "dst_indices is empty"),
     (lambda: pinning.copy_blocks_async(A, [], B, [], 8), InvalidRangeError, "dst_indices is empty"),
@@ -97,11 +110,16 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_batch([A, A], [B, B], [8, 1 << 64]), InvalidRangeError, "item 1 .* in sizes is not in"),
     (lambda: pinning.copy_batch(*ENDS, [8, 1 << 63]), InvalidRangeError, f"item 1 .* its size is {1 << 63}"),
     (lambda: pinning.copy_batch(*ENDS, [1 << 62, 1 << 62]), InvalidRangeError, "item 1 .* together have fewer"),
-    (lambda: pinning.copy_batch([A, A], [B, B], [8, [8, 8]]), TypeError, "item 1 .* in sizes is a list"),
+    (lambda: pinning.copy_batch([A, A], [B, B], [8, [8, 8]]), TypeError, "item 1 of sizes is a list"),
     (lambda: pinning.copy_batch([1 << 64], [B], 8), InvalidRangeError, "item 0 .* not an address of memory"),
     (lambda: pinning.copy_batch([A, 1 << 64], [B, B], 8), InvalidRangeError, "item 1 .* not an address of memory"),
     (lambda: pinning.copy(1 << 64, A, 8), InvalidRangeError, "not an address of memory"),
     (lambda: MAP.overlapping(8, 0), InvalidRangeError, "at least one byte"),
+    (lambda: pinning.copy(5, 6, 7), InvalidRangeError, "0x5 is not an address .* pass a buffer"),
+    (lambda: pinning.copy_blocks(A, [0.5], B, [0], 8), TypeError, "item 0 of dst_indices is 0.5; it must be an"),
+    (lambda: pinning.copy_batch([8192], [8192]), InvalidRangeError, "item 0 .*: give sizes"),
+    (lambda: pinning.copy_2d_async(A, 64, B, 64, 8, 0), InvalidRangeError, "width is 8 and height 0; both must"),
+    (lambda: pinning.copy_file(A, __file__, -1), InvalidRangeError, "offset is -1; it must be at least 0 and below"),
     # Not a bool, not a callback.
     (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
     (lambda: pinning.lock(A, read_only="no"), TypeError, "read_only is 'no'"),
@@ -109,17 +127,22 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A buffer where an address goes, and vice versa.
     (lambda: A in pinning.pinned_map("host"), TypeError, "pinning.is_locked"),
     (lambda: pinning.pinned_map("host").lock(A, 8), TypeError, "address is a ndarray"),
+    (lambda: pinning.pinned_map("host").lock(A), TypeError, "address is a ndarray; .* buffers are for pinning.lock"),
+    (lambda: pinning.pinned_map("host").lock(8192), TypeError, r"size is missing; .* lock\(address, size\)"),
+    (lambda: pinning.unlock(A), NotLockedError, r"no locked region holds 0x.*pinning.regions\(\)"),
     (lambda: pinning.pinned_map("host").find(A), TypeError, "address is a ndarray"),
     (lambda: pinning.free(A), TypeError, "memory is a ndarray"),
     (lambda: pinning.copy(A, 5), InvalidRangeError, "0x5 is not an address"),
     (lambda: pinning.fill_async(A, 1.5), TypeError, "1.5 is not a byte"),
     (lambda: pinning.fill_async(A, "1"), TypeError, "'1' is not a byte"),
     # Queues, events, pools.
-    (lambda: Queue("host").alloc_async(4096, "x"), ValueError, "kind is 'x'"),
-    (lambda: Queue("host").alloc_async(4096, pool="x"), TypeError, "pool is 'x'"),
-    (lambda: Queue("host").alloc_async(4096, wait_for=5), TypeError, "wait_for is 5"),
-    (lambda: Queue("host").free_async(A), TypeError, "memory is a ndarray; it must be an allocation"),
-    (lambda: Pool("host").alloc_async(A, 4096), TypeError, "queue is a ndarray"),
+    (lambda: Queue("host").submit(3), TypeError, "work is 3; it must be a function"),  # type: ignore[call-overload]
+    (lambda: Queue("host").call(3), TypeError, "function is 3; it must be a function"),  # type: ignore[arg-type]
+    (lambda: Queue("host").alloc(4096, "x"), ValueError, "kind is 'x'"),
+    (lambda: Queue("host").alloc(4096, pool="x"), TypeError, "pool is 'x'"),
+    (lambda: Queue("host").alloc(4096, wait_for=5), TypeError, "wait_for is 5"),
+    (lambda: Queue("host").free(A), TypeError, "memory is a ndarray; it must be an allocation"),
+    (lambda: Pool("host").alloc(A, 4096), TypeError, "queue is a ndarray"),
     (lambda: pinning.copy(A, B, queue=A), TypeError, "a ndarray is not a queue"),
     (lambda: pinning.copy_batch(None, [B]), TypeError, "dsts is None"),
     (lambda: pinning.load_file(5), TypeError, "path is 5"),
@@ -169,6 +192,8 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
             ("size", lambda: TABLE.overlapping(1, "x")),  # type: ignore[arg-type]
         )
     ),
+    (lambda: PageTable(5), TypeError, "no positional argument, such as int; give none"),  # type: ignore[arg-type]
+    (lambda: pinning.Region(), TypeError, "a Region comes from"),
     (lambda: PageTable(flat="x"), TypeError, "flat is 'x'; it must be True or False"),  # type: ignore[arg-type]
     (lambda: TABLE.contains_many([1], [1, 2]), RangeError, r"shape \(2,\); give one size, or one for each of 1"),
     (lambda: MAP.add_registrar(print, 5), TypeError, "unregister is 5; it must be a function"),
@@ -179,12 +204,13 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: "x" in region_of_a(), TypeError, "address is 'x'"),
     # Arrays of devices, and arenas.
     (lambda: arrays.device_array(8, dtype="x"), TypeError, "dtype is 'x'; it must be a NumPy dtype"),
-    (lambda: arrays.device_array(8, order=A), LayoutError, "no order a ndarray; give 'C'"),
+    (lambda: arrays.device_array(8, order=A), ArgumentError, "order is a ndarray; it must be 'C'"),
     (lambda: arrays.to_device(A, to="host"), TypeError, "to is 'host'; it must be a DeviceArray.* device="),
     (lambda: arrays.to_device(A, device="host").transpose("x"), TypeError, "axes is 'x'"),
     (lambda: arrays.to_device(A, device="host").squeeze([]), TypeError, "axis is a list"),
+    (lambda: Arena(4096, devices=(), numa_node=4711), InvalidRangeError, "it must be one of this machine's nodes: 0"),
     (lambda: Arena(4096, devices=(), numa_node=[]), TypeError, "numa_node is a list"),
-    (lambda: Arena(4096, devices=(), huge_pages=A), InvalidRangeError, "huge_pages is a ndarray"),
+    (lambda: Arena(4096, devices=(), huge_pages=A), ArgumentError, "huge_pages is a ndarray"),
     (lambda: Pool("host").trim_to("x"), TypeError, "the size to trim to is 'x'"),
 ]
 
@@ -289,11 +315,12 @@ def test_names_do_wherever_a_device_does() -> None:
     assert pinning.memory_connection(name, name) == pinning.memory_connection(HOST, HOST)
     with pinning.alloc(4096, MemoryKind.HOST, context=name) as one, pinning.alloc(4096, "host", context=HOST) as other:
         assert one.context is other.context
+        assert type(one) is pinning.Allocation
         assert one.kind is other.kind is MemoryKind.HOST
 
 
 def test_no_memory_is_one_error() -> None:
-    with pytest.raises(MemoryError) as caught:
+    with pytest.raises(MemoryError, match="asked for 1152921504606846976 bytes; allocate less") as caught:
         pinning.alloc(1 << 60, MemoryKind.HOST, device="host")
     assert isinstance(caught.value, OutOfMemoryError)
     assert isinstance(caught.value, VendorError)

@@ -23,7 +23,7 @@ from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from noise import noise
-from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
+from pinning import ArgumentError, InvalidRangeError, MemoryKind, PartialOverlapError
 from pinning.copies import Reason, costs
 
 SIZE = 1000
@@ -510,7 +510,7 @@ def test_rows_of_the_host_are_measured_by_their_own_pitch(device: FakeMemoryDevi
 
 
 def test_an_order_of_accesses_that_is_none(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    with pinning.alloc(SIZE, device=device) as there, pytest.raises(InvalidRangeError, match="src_access_order"):
+    with pinning.alloc(SIZE, device=device) as there, pytest.raises(ArgumentError, match="src_access_order"):
         pinning.copy_async(there, noise(SIZE), SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
 
 

@@ -232,11 +232,11 @@ def test_arrays_of_ours(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_must_be(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"a": ("U8", [1], b"x")})
-    with pytest.raises(pinning.InvalidRangeError, match="no framework 'jax'"):
+    with pytest.raises(pinning.ArgumentError, match="framework is 'jax'; it must be one of 'torch'"):
         load(path, framework="jax")
-    with pytest.raises(pinning.InvalidRangeError, match="CuPy has no arrays on host"):
+    with pytest.raises(pinning.ArgumentError, match="CuPy has no arrays on host"):
         load(path, framework="cupy")
-    with pytest.raises(pinning.PluginUnavailableError):
+    with pytest.raises(pinning.ArgumentError, match="no device 'none:0'"):
         pinning.load_file(path, "none:0", framework="numpy")
 
 
@@ -457,7 +457,7 @@ def test_names_that_no_file_has() -> None:
     for call in (load, lambda path: pinning.save_file({"a": array}, path), lambda path: pinning.copy_file(array, path)):
         with pytest.raises(FileNotFoundError):
             call("")
-        with pytest.raises(ValueError, match=r"'x\\ud800'; a file name cannot contain an unpaired surrogate"):
+        with pytest.raises(pinning.ArgumentError, match=r"'x\\ud800'; no file has an unpaired surrogate in its name"):
             call("x\ud800")
 
 

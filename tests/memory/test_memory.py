@@ -476,7 +476,7 @@ def test_a_context_has_devices_of_one_plugin_once_each(fakes: list[FakeMemoryDev
     ]:
         with pytest.raises(PinningError, match=why):
             Context(devices)
-    with pytest.raises(pinning.PluginUnavailableError, match="nowhere"):
+    with pytest.raises(pinning.ArgumentError, match="nowhere"):
         Context("nowhere:0")
     assert Context("host").devices == Context(["host:0"]).devices == (pinning.device("host"),)
 

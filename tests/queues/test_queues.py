@@ -135,8 +135,8 @@ def test_an_error_that_nobody_waits_for_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_no_function(device: FakeMemoryDevice) -> None:
-    with Queue(device) as queue, pytest.raises(TypeError, match="is not a function"):
-        queue.call_async(3)  # type: ignore[arg-type]
+    with Queue(device) as queue, pytest.raises(TypeError, match="it must be a function"):
+        queue.call(3)  # type: ignore[arg-type]
 
 
 # ---- objects that are kept ----
