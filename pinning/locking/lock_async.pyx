@@ -324,18 +324,32 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
         return self.outcome(True)
 
     def send(self, value: None) -> Any:
-        """For `asyncio.create_task`, which takes coroutines only: return a future to wait for."""
+        """For `asyncio.create_task`, which takes coroutines only: return a future to wait for.
+
+        Parameters
+        ----------
+        value : None
+            As asyncio passes it.
+        """
         future = end_of(self)
         if future is None:
             raise StopIteration(self.outcome(True))
         return next(iter(future))
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None, /) -> Any:
-        """As `send`: raise an error of asyncio, such as that of a task that is cancelled."""
+        """For asyncio, as `send`: raise an error in the task, which is cancelled, for example.
+
+        Parameters
+        ----------
+        error : BaseException
+            What to raise.
+        value, traceback
+            Not used.
+        """
         raise error
 
     def close(self) -> None:
-        """As `send`: do nothing. `cancel` ends the lock."""
+        """For asyncio, as `send`: do nothing. `cancel` ends the lock."""
 
     def __reduce__(self):
         refuse_copy(self, "it stands for one lock; lock the buffer once more")

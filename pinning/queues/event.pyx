@@ -244,7 +244,13 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return _wait_for(self).__await__()
 
     def send(self, value: None) -> Any:
-        """For `asyncio.create_task`, which takes coroutines only: poll, and return a future to wait for before the next poll."""
+        """For `asyncio.create_task`, which takes coroutines only: poll, and return a future to wait for before the next poll.
+
+        Parameters
+        ----------
+        value : None
+            As asyncio passes it.
+        """
         import asyncio
 
         if self.done():
@@ -255,11 +261,19 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return next(iter(future))
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None, /) -> Any:
-        """As `send`: raise an error of asyncio, such as that of a task that is cancelled."""
+        """For asyncio, as `send`: raise an error in the task, which is cancelled, for example.
+
+        Parameters
+        ----------
+        error : BaseException
+            What to raise.
+        value, traceback
+            Not used.
+        """
         raise error
 
     def close(self) -> None:
-        """As `send`: do nothing."""
+        """For asyncio, as `send`: do nothing."""
 
     def __reduce__(self):
         refuse_copy(self, "it belongs to this process; wait for it first")
