@@ -64,9 +64,9 @@ def main() -> None:
         where = ctypes.c_uint64(memory.ptr), ctypes.c_uint64(array.ctypes.data), ctypes.c_size_t(BYTES), stream
 
         def kept_by_program() -> None:
-            queue.record_to(kept)
+            queue._record_to(kept)
             pinning.copy_async(memory, array, queue=queue)
-            queue.record_to(None)
+            queue._record_to(None)
 
         kept: list[object] = []
         ways = {

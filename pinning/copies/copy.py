@@ -73,7 +73,7 @@ def _copy_planned(
     if plan.reason_code is Reason.NOT_CONNECTED:
         assert to.device is not None
         assert origin.device is not None
-        queue.check_uncaptured("a copy through the host is made once")
+        queue._check_uncaptured("a copy through the host is made once")
         copy = bounce(plan.steps[0], to.device, origin.device, queue, wait_for, (to.owner, origin.owner), Copy)
         count_moved(CopyPath.STAGED, size)
     else:

@@ -50,8 +50,8 @@ class Way:
     def __init__(self, device: MemoryDevice, peer: MemoryDevice) -> None:
         self.peer = peer
         self.bus, self.link = Queue(peer, links="own"), Queue(device, links="own")
-        self.bus.lend()
-        self.link.lend()
+        self.bus._lend()
+        self.link._lend()
         self.user: int | None = None  # the id of the queue whose copies use this way
 
     def is_free_for(self, queue: Queue) -> bool:

@@ -46,7 +46,7 @@ class FileParts:
         return self._copy(queue, self.steps, waits, self.keep)
 
     def make_event(self) -> FileCopy:
-        return self.of.another()
+        return self.of._another()
 
     def _copy(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event], keep: tuple[object, ...]) -> FileCopy:
         parts, early = [step[:3] for step in steps], self._early

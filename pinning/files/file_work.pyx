@@ -173,7 +173,7 @@ cdef class FileCopy(Copy):
 
     cdef Outcome outcome
 
-    def another(self) -> FileCopy:
+    def _another(self) -> FileCopy:
         """One more event of the same copy: both fail with the same error, and are cancelled together."""
         cdef FileCopy copy = FileCopy.__new__(FileCopy)
         copy.outcome = self.outcome
@@ -310,7 +310,7 @@ def copy_parts(
         The vendor refused a step. Steps submitted before it are complete by then.
     """
     cdef FileWork work = FileWork.__new__(FileWork)
-    cdef FileCopy copy = copy_of(file) if of is None else of.another()
+    cdef FileCopy copy = copy_of(file) if of is None else of._another()
     cdef const uint64_t[:, ::1] rows = numpy.asarray(parts, numpy.uint64)
     cdef FilePart part
     cdef Py_ssize_t i

@@ -243,7 +243,7 @@ cdef class Lock(Hold):
         try:
             warn_of_drop(self, self.made_by, "was dropped while held; unlock it, or use `with`")
         finally:
-            self.drop()
+            self._drop()
 
     def __dealloc__(self):
         self.ending = True

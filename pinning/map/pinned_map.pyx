@@ -950,7 +950,7 @@ cdef class Hold:
         self.unlink()
         return True
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Give up the lock from a destructor: now, or when the device call that this thread is in has ended."""
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.

@@ -62,7 +62,7 @@ cdef class PoolAllocation(Allocation):
     cdef int check_unused(self) except -1:
         points = uses(self)
         if points and not self.queue.closed:
-            before = self.queue.history()
+            before = self.queue._history()
             points = [point for point in points if point not in before]
         if points:
             raise StillInUseError(f"{self!r} is in use by work of a queue: wait for that first")
@@ -108,7 +108,7 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
         raise InvalidRangeError(f"{given} was not allocated in a queue: use its free() when its work is complete")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
-        return Event.over(queue, allocation.error)
+        return Event._over(queue, allocation.error)
     allocation.claim()
     try:
         allocation.check_unlocked()
@@ -259,7 +259,7 @@ cdef class Store:
             f"{length} bytes more would take {self!r} over its maximum of {self.limit}; it has reserved "
             f"{self.reserved_now}, of which {self.used_now} are in use: free some, or make a pool with a larger maximum"
         )
-        return allocation, Event.over(queue, allocation.error)
+        return allocation, Event._over(queue, allocation.error)
 
     cdef Event order(self, Submitter queue, PoolAllocation allocation, tuple events):
         """The event after which an allocation can be used."""
@@ -279,7 +279,7 @@ cdef class Store:
             return event
         if events or not allocation.block.after.reached():
             return queue.submit(None, events)
-        return Event.over(queue)
+        return Event._over(queue)
 
     cdef Block* take(self, size_t place, uint64_t length, const CDependencies& before) except? NULL:
         """Take a block that can be used after `before`, if need be of new memory; null if that exceeds the maximum."""

@@ -42,7 +42,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     It fails if its operation, or any event in the operation's wait list, failed. Failed operations before it in an
     in-order queue do not make it fail.
 
-    An `Event` made by calling the class is already complete; see `over`. The event of an operation recorded into a
+    An `Event` made by calling the class is already complete. The event of an operation recorded into a
     graph never completes: `done` and `wait` raise `GraphCaptureError`.
 
     ``await event`` in asyncio is `wait` without blocking the loop, and ``asyncio.create_task(event)`` makes a task of it.
@@ -64,7 +64,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         pass
 
     @classmethod
-    def over(cls, queue: Any = None, error: BaseException | None = None) -> Self:
+    def _over(cls, queue: Any = None, error: BaseException | None = None) -> Self:
         """Make an event that is complete from the start, or has failed with `error`. It has no vendor event.
 
         Parameters
@@ -83,12 +83,12 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return event
 
     @property
-    def point(self) -> TimelinePoint | None:
+    def _point(self) -> TimelinePoint | None:
         """Its point on a timeline; None if it was complete from the start."""
         return None if self.timeline is None else point_at(self.timeline, self.position)
 
     @property
-    def history(self) -> Dependencies:
+    def _history(self) -> Dependencies:
         """All operations that it comes after, and its own."""
         cdef Dependencies history = empty()
         self.add_history(history.native)
@@ -110,11 +110,11 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     cdef bint known_over(self):
         return self.timeline is None or dereference(self.timeline.native).reached() >= self.position
 
-    def comes_after(self, point: TimelinePoint) -> bool:
+    def _comes_after(self, point: TimelinePoint) -> bool:
         """Whether `point` is this operation, or one that it starts after, or one that is already complete."""
         if not isinstance(point, TimelinePoint):
-            raise TypeError(f"point is {describe(point)}; it must be the `point` of an event")
-        return point in self.history
+            raise TypeError(f"point is {describe(point)}; it must be the `_point` of an event")
+        return point in self._history
 
     cdef fail(self, error):
         """Make it fail with `error` once it is over. The first error stays."""

@@ -142,7 +142,7 @@ class Queue(Submitter):
         An out-of-order queue has several; this is the first one's. Once it has been read, others may submit, so each
         operation's vendor event is made at once.
         """
-        self._given_away = self.share()
+        self._given_away = self._share()
         return self._given_away
 
     @property
@@ -184,7 +184,7 @@ class Queue(Submitter):
         (Allocation, Event)
             The pointer is known at once. Beyond the pool's maximum, the event fails, and the pointer raises its error.
         """
-        self.check_uncaptured("memory is allocated once")
+        self._check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
     def free_async(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
@@ -197,7 +197,7 @@ class Queue(Submitter):
         wait_for : iterable of Event
             Events that must complete first as well, such as work of other queues on the memory.
         """
-        self.check_uncaptured("memory is freed once")
+        self._check_uncaptured("memory is freed once")
         return self._pools.free_in(self, allocation, wait_for)
 
     @contextmanager
@@ -213,11 +213,11 @@ class Queue(Submitter):
         ...     pinning.copy_async(static_input, locked_buffer, queue=queue)
         """
         kept: list[object] = []
-        self.record_to(kept)
+        self._record_to(kept)
         try:
             yield kept
         finally:
-            self.record_to(None)
+            self._record_to(None)
 
     def call_async(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
         """Call a Python function in its turn, on a thread of the vendor.

@@ -247,7 +247,7 @@ cdef class Submitter:
                                      "has no end of its own: wait for the stream in which the graph was launched"))
         return event
 
-    def check_uncaptured(self, what: str) -> None:
+    def _check_uncaptured(self, what: str) -> None:
         """Raise GraphCaptureError, with `what` as the reason, while the queue's stream is being captured."""
         cdef Lane lane = self.lanes[0]
         lane.check_uncaptured(what)
@@ -258,7 +258,7 @@ cdef class Submitter:
         cdef Lane lane = self.lanes[0]
         return not self.closed and lane.capture() != 0
 
-    def record_to(self, list recorder: list[object] | None) -> None:
+    def _record_to(self, list recorder: list[object] | None) -> None:
         """Make `recorder`, a list, keep what recorded operations use, instead of their graph; None: the graph again."""
         cdef Lane lane = self.lanes[0]
         lane.recorder = recorder
@@ -351,7 +351,7 @@ cdef class Submitter:
         event.before = joined(self.past, lane_so_far)
         return event
 
-    def history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
+    def _history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
         """All that an operation with this wait list would come after, if it were submitted now or later.
 
         Parameters
@@ -415,7 +415,7 @@ cdef class Submitter:
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         return not self.is_shared() and not self.is_to_be_written(start, size, wait_for)
 
-    def share(self) -> int:
+    def _share(self) -> int:
         """The vendor's handle of the first lane. From now on its events are made at once: others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
@@ -423,7 +423,7 @@ cdef class Submitter:
         lane.share()
         return handle
 
-    def lend(self) -> None:
+    def _lend(self) -> None:
         """From now on, do not count what is submitted here as work of its device: it is work for another device."""
         for lane in self.lanes:
             pending.lend(lane)

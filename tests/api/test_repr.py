@@ -40,9 +40,9 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
             "device": device,
             "event": event,
             "Event()": pinning.Event(),
-            "point": event.point,
-            "timeline": event.point.timeline,
-            "history": event.history,
+            "point": event._point,
+            "timeline": event._point.timeline,
+            "history": event._history,
             "vendor_event": event.vendor_event,
             "vendor_queue": device.make_queue(),  # type: ignore[attr-defined]
             "region": lock.region,
@@ -88,4 +88,4 @@ def test_plugins_and_closed_objects_too(things: dict[str, object]) -> None:
     queue = pinning.Queue("host")
     queue.close()
     assert repr(queue) == "<Queue of host:0, in_order, closed>"
-    assert repr(pinning.Event.over(error=ValueError("x"))) == "<Event: failed: ValueError('x')>"
+    assert repr(pinning.Event._over(error=ValueError("x"))) == "<Event: failed: ValueError('x')>"

@@ -152,8 +152,8 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is not a handle"),
     (lambda: Queue("host").call_async(print, wait_for=A), TypeError, "wait_for takes a list of events"),
     (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
-    (lambda: Queue("host").record().comes_after(None), TypeError, "point is None; it must be the `point`"),
-    (lambda: Event.over(error="x"), TypeError, "error is 'x'; it must be an exception"),
+    (lambda: Queue("host").record()._comes_after(None), TypeError, "point is None; it must be the `_point`"),
+    (lambda: Event._over(error="x"), TypeError, "error is 'x'; it must be an exception"),
     (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
     (lambda: pinning.memory_info(int), TypeError, "type is not a buffer"),
     # Objects whose bytes must not be copied, or cannot be accessed.

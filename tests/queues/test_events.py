@@ -91,7 +91,7 @@ def test_await(device: FakeMemoryDevice, taken: Callable[[Event], Coroutine[Any,
             assert not waiter.done(), "the loop goes on meanwhile"
         device.release()
         await waiter
-        failed = Event.over(queue, MemoryError("too much"))
+        failed = Event._over(queue, MemoryError("too much"))
         with pytest.raises(MemoryError, match="too much"):
             await asyncio.create_task(taken(failed))
         cancelled = asyncio.create_task(taken(queue.submit(work)))
@@ -113,14 +113,14 @@ def test_an_event_made_by_itself_is_over() -> None:
     event = Event()
     assert event.done()
     event.wait()
-    assert (event.point, event.queue, len(event.history)) == (None, None, 0)
+    assert (event._point, event.queue, len(event._history)) == (None, None, 0)
     with pytest.raises(PinningError, match="has no time"):
         event.elapsed(event)
 
 
 def test_an_event_that_failed_from_the_start(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue:
-        event = Event.over(queue, MemoryError("too much"))
+        event = Event._over(queue, MemoryError("too much"))
         assert event.queue is queue
         for ask in (event.done, event.wait):
             with pytest.raises(MemoryError, match="too much"):
@@ -216,7 +216,7 @@ def test_a_long_chain_is_no_burden(device: FakeMemoryDevice) -> None:
         event = one.submit(work)
         for _ in range(5_000):
             event = other.submit(None, [one.submit(None, [event])])
-        assert len(event.history) == 2
+        assert len(event._history) == 2
         device.let_go()
         event.wait()
         del event
@@ -242,7 +242,7 @@ def test_history_does_not_grow_for_ever(device: FakeMemoryDevice) -> None:
         for _ in range(1000):
             event = queue.submit(work, [event, queue.submit(work)])
             device.release()
-        assert len(event.history) < 200
+        assert len(event._history) < 200
         device.let_go()
 
 

@@ -50,8 +50,8 @@ class Operations(RuleBasedStateMachine):
         self.before.append(direct)
         self.of[queue].append(number)
         self.events[number] = event
-        assert event.point is not None
-        self.points.append(event.point)
+        assert event._point is not None
+        self.points.append(event._point)
 
     def run(self, number: int) -> None:
         assert self.all_before(self.before[number]) <= set(self.ran), f"{number} ran too early"
@@ -62,7 +62,7 @@ class Operations(RuleBasedStateMachine):
         queue, waits, number = at % len(self.queues), self.chosen(some), len(self.before)
         direct = self.waits_of(queue, waits)
         wait_for = [self.events[each] for each in waits]
-        history = self.queues[queue].history(wait_for)
+        history = self.queues[queue]._history(wait_for)
         assert {each for each, point in enumerate(self.points) if point in history} - set(self.ran) == self.all_before(
             direct
         ) - set(self.ran)
@@ -116,7 +116,7 @@ class Operations(RuleBasedStateMachine):
         ran = set(self.ran)
         for number, event in getattr(self, "events", {}).items():
             expected = self.all_before({number})
-            found = {each for each, point in enumerate(self.points) if event.comes_after(point)}
+            found = {each for each, point in enumerate(self.points) if event._comes_after(point)}
             assert found >= expected
             assert found - expected <= ran, "only what is over may be in every history"
             assert all(point.reached for each, point in enumerate(self.points) if each in found - expected)
@@ -149,7 +149,7 @@ def test_order_of_an_operation_is_known_when_a_barrier_completes() -> None:
     device.release()
     assert ordered.poll()  # and `one` is not queried
     for event in (barred.record(), barred.submit(None)):
-        assert event.comes_after(first.point)
+        assert event._comes_after(first._point)
     for queue in (one, ordered, barred):
         queue.close()
     del first, barrier, event

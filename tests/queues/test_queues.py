@@ -59,14 +59,14 @@ def test_a_barrier(device: FakeMemoryDevice) -> None:
             device.release(queue=queue)
             assert queue.done_steps == []
         device.let_go()
-        assert all(event.comes_after(first.point) for event in events if first.point)
+        assert all(event._comes_after(first._point) for event in events if first._point)
 
 
 def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device: FakeMemoryDevice) -> None:
     with Queue(device, "out_of_order") as queue:
         events = [queue.submit(work) for _ in range(20)]  # more than it has lanes
         last = queue.submit(work, [events[3]])
-        assert [last.comes_after(event.point) for event in events if event.point] == [at == 3 for at in range(20)]
+        assert [last._comes_after(event._point) for event in events if event._point] == [at == 3 for at in range(20)]
         device.let_go()
 
 
@@ -367,7 +367,7 @@ def test_a_queue_does_not_wait_for_another_vendor_that_is_lost() -> None:
     assert eventually(ended)
     device.let_go()
     waiting.close()
-    waits = event = Event.over()  # drops the vendors' events
+    waits = event = Event._over()  # drops the vendors' events
     gc.collect()
     device.check()
 
