@@ -595,7 +595,7 @@ cdef list overlaps_of(list buffers):
 
 
 def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
-    """Whether one locked region contains all of a buffer (or the bytes at an address), so that its copies are direct.
+    """Whether `find` finds a region: whether all of a buffer (or of the bytes at an address) is locked as one.
 
     Parameters
     ----------
@@ -644,6 +644,8 @@ cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=N
 def find(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> Region | None:
     """The locked region that contains all of a buffer, or all `size` bytes (1 by default) at an address.
 
+    `regions` are all regions; `memory_info` also knows memory that is not locked, and asks the vendors, which takes longer.
+
     Parameters
     ----------
     buffer : object
@@ -686,7 +688,7 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
 
 
 def regions(device: Device | str | None = None, *, idle: bool = False) -> list[Region]:
-    """All locked regions of a device, or of all devices, in address order for each.
+    """All locked regions of a device, or of all devices, in address order for each; `find` is the one around a buffer.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class AllocationInfo(NamedTuple):
 
 
 def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
-    """The allocation that holds the byte at an address, of any owner, as far as a vendor can tell.
+    """The allocation that holds the byte at an address, of any owner, as vendors tell; `find` asks none.
 
     Parameters
     ----------
