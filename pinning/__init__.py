@@ -76,6 +76,7 @@ from pinning.plugin import (
     WriteCombiningDevice,
 )
 from pinning.queues import Event, Queue
+from pinning.runtime.buffers import Buffer
 
 if TYPE_CHECKING:
     from pinning import arrays as arrays
@@ -98,6 +99,7 @@ __all__ = [
     "ArgumentError",
     "AutomaticLocking",
     "Budget",
+    "Buffer",
     "CoarseDevice",
     "Context",
     "Copy",

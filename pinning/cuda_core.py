@@ -45,7 +45,9 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
     pool : Pool
     """
 
-    is_device_accessible, is_host_accessible, is_managed = True, False, False
+    is_device_accessible: bool = True
+    is_host_accessible: bool = False
+    is_managed: bool = False
 
     def __init__(self, device: Device | str = "cuda:0", pool: Pool | None = None) -> None:
         self._device = device_of_name(device)
@@ -99,7 +101,9 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
         `pinning.Arena`; by default the driver allocates.
     """
 
-    is_device_accessible, is_host_accessible, is_managed = True, True, False
+    is_device_accessible: bool = True
+    is_host_accessible: bool = True
+    is_managed: bool = False
 
     def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
         if allocate is not None and not callable(allocate):

@@ -61,7 +61,9 @@ class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
     def __init__(self, nbytes: int, device: str | None = None, smallest: int = 1 << 16) -> None:
         if device is not None and not isinstance(device, str):
             raise TypeError(f"device is {describe(device)}; give a name, such as 'cuda:0', which each worker looks up")
-        self.nbytes, self.device, self.smallest = byte_count(nbytes), device, byte_count(smallest, "smallest", 0)
+        self.nbytes: int = byte_count(nbytes)
+        self.device: str | None = device
+        self.smallest: int = byte_count(smallest, "smallest", 0)
 
     def __repr__(self) -> str:
         return f"<LockedFrames of {self.nbytes} bytes, for {self.device or 'the first GPU'}>"

@@ -21,8 +21,10 @@ from pinning.errors import InvalidRangeError, NotLockedError, PinningError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import lock as lock_buffer
+from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count, describe
+from pinning.runtime.buffers import Buffer
 from pinning.runtime.handles import refuse_copy
 
 __all__ = ["AgentMemory", "Locked"]
@@ -43,7 +45,9 @@ class Locked:
     """
 
     def __init__(self, memory: AgentMemory, rows: Rows, locks: ExitStack, allocations: int) -> None:
-        self.memory, self.rows, self.allocations = memory, rows, allocations
+        self.memory: AgentMemory = memory
+        self.rows: Rows = rows
+        self.allocations: int = allocations
         self._locks = locks
 
     def descs(self) -> Any:
@@ -113,7 +117,9 @@ class AgentMemory:
         for method in ("register_memory", "deregister_memory", "get_xfer_descs"):
             if not callable(getattr(agent, method, None)):
                 raise TypeError(f"agent is {describe(agent)}, which has no {method}; give a nixl_agent")
-        self.agent, self.mem_type, self.map = agent, mem_type, pinned_map(device)
+        self.agent: Any = agent
+        self.mem_type: str = mem_type
+        self.map: PinnedMap = pinned_map(device)
         self._backends, self._device_id = list(backends), device_id
         name = f"NIXL agent {getattr(agent, 'name', '')}".rstrip()
         self._closed, self._piece = False, None if piece is None else byte_count(piece, "piece")
@@ -126,7 +132,7 @@ class AgentMemory:
     def _unregister(self, descs: object) -> None:
         self.agent.deregister_memory(descs, self._backends)
 
-    def lock(self, buffers: Iterable[object]) -> Locked:
+    def lock(self, buffers: Iterable[Buffer]) -> Locked:
         """Lock buffers, which registers them. For all views of one allocation, the allocation is locked, once.
 
         Parameters
@@ -252,10 +258,10 @@ class AgentMemory:
 class _Allocation(NamedTuple):
     start: int
     size: int
-    buffer: object
+    buffer: Buffer
 
 
-def _allocations(buffers: list[object]) -> tuple[Rows, list[_Allocation]]:
+def _allocations(buffers: list[Buffer]) -> tuple[Rows, list[_Allocation]]:
     """Address and size of each buffer, and the allocations to lock: ascending, none overlapping."""
     spans: list[tuple[int, int]] = []
     found: dict[tuple[int, int], _Allocation] = {}
@@ -281,7 +287,7 @@ def _allocations(buffers: list[object]) -> tuple[Rows, list[_Allocation]]:
     return numpy.array(spans, numpy.uint64).reshape(-1, 2), merged
 
 
-def _span(buffer: object) -> tuple[int, int]:
+def _span(buffer: Buffer) -> tuple[int, int]:
     if type(buffer) is numpy.ndarray and buffer.flags.c_contiguous and buffer.nbytes:
         return buffer.__array_interface__["data"][0], buffer.nbytes
     view = host_buffer(buffer)
@@ -294,9 +300,10 @@ def _root(buffer: object) -> object:
     return buffer
 
 
-def _whole(buffer: object) -> _Allocation | None:
+def _whole(buffer: Any) -> _Allocation | None:
     """The allocation that contains a buffer; None if unknown."""
     if isinstance(buffer, numpy.ndarray):
+        owner: Any
         for owner in (buffer.base, buffer):
             try:
                 view = host_buffer(owner)

@@ -138,7 +138,7 @@ class Arena(Space):
         if self._memory is not None:
             raise TypeError("an Arena cannot be initialized again")
         size = byte_count(nbytes)
-        self.maximum = size if grow is None else byte_count(grow, "grow")
+        self.maximum: int = size if grow is None else byte_count(grow, "grow")
         if self.maximum < size:
             raise InvalidRangeError(
                 f"grow is {grow}; the size up to which the arena may grow must be at least nbytes, {size}"
@@ -152,12 +152,12 @@ class Arena(Space):
         if part is not None and name is None:
             raise ArgumentError("part is for arenas with a name, which processes share: give name=")
         self.name = name
-        self.devices = _devices(devices)
-        self.unit = None if unit is None else byte_count(unit, "unit")
-        self.part = _part(part, size)
+        self.devices: tuple[Device, ...] = _devices(devices)
+        self.unit: int | None = None if unit is None else byte_count(unit, "unit")
+        self.part: slice = _part(part, size)
         self._whole_is_ours = part is None
         self._huge_pages = huge_pages is not False
-        self.numa_node = _node(numa_node, self.devices)
+        self.numa_node: int | None = _node(numa_node, self.devices)
         self._home = self.devices[0] if self.devices else device_of_name("host")
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop
@@ -168,7 +168,7 @@ class Arena(Space):
             size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
         )
         self._segment = memory.segment
-        self.made = memory.segment is None or memory.segment.made_here
+        self.made: bool = memory.segment is None or memory.segment.made_here
         self._begin(memory, size, self.unit or 0)
         self._memory = memory
         _living.add(self)

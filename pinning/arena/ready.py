@@ -36,12 +36,17 @@ class Ready:
         cpus: Collection[int],
         huge_pages: bool,
     ) -> None:
-        self.memory, self.start, self.size = memory, start, size
-        self.devices, self.unit, self.cpus, self.huge_pages = tuple(devices), unit, cpus, huge_pages
-        self.locked = False
+        self.memory: Memory = memory
+        self.start: int = start
+        self.size: int = size
+        self.devices: tuple[Device, ...] = tuple(devices)
+        self.unit: int | None = unit
+        self.cpus: Collection[int] = cpus
+        self.huge_pages: bool = huge_pages
+        self.locked: bool = False
         self.error: BaseException | None = None
-        self.over = Latch()
-        self.stopped = False
+        self.over: Latch = Latch()
+        self.stopped: bool = False
         self._last = Latch()  # locking for the last device has begun, or never will
         self._pending: PendingLock | None = None
         self._turn = [None]  # the thread that pops it does the work

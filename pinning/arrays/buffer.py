@@ -55,10 +55,10 @@ class Buffer:
         owner: object,
         shared: bool,
     ) -> None:
-        self.device = device
-        self.place = place
-        self.allocation = allocation
-        self.owner = owner
+        self.device: MemoryDevice = device
+        self.place: MemoryDevice | None = place
+        self.allocation: Allocation | None = allocation
+        self.owner: object = owner
         self._memory = _Memory(allocation, device, shared)
         self._uses: set[_Use] = set()
         if allocation is not None:

@@ -22,11 +22,12 @@ from pinning.map.pinned_map import PinnedMap, Region
 from pinning.memory import Allocation
 from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind
+from pinning.runtime.buffers import Buffer
 
 _TRIES = 100  # to lock a range while other threads lock and unlock parts of it
 
 
-def pinned(*arylist: object, device: Device | str | None = None) -> AbstractContextManager[tuple[Lock, ...]]:
+def pinned(*arylist: Buffer, device: Device | str | None = None) -> AbstractContextManager[tuple[Lock, ...]]:
     """Lock arrays, or other buffers of the host, during a ``with`` block: all of them or none.
 
     They may overlap one another and locked memory. Arrays that overlap or touch are locked as one range; a part that is
@@ -168,7 +169,7 @@ def _host_array(
 # ---- ranges to lock ----
 
 
-def _is_empty(buffer: object) -> bool:
+def _is_empty(buffer: Buffer) -> bool:
     return isinstance(buffer, numpy.ndarray) and not buffer.nbytes
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -25,11 +25,11 @@ class Side(NamedTuple):
     device: MemoryDevice | None
     owner: object
 
-    def end(self, offset: int, size: int | None) -> End:
+    def end(self, offset: int, size: int | None) -> Any:
         """The part of it that begins `offset` bytes after its first element."""
         return End(address_of(self.array) + offset, size, self.device, False, self.owner)
 
-    def whole(self, offset: int) -> object:
+    def whole(self, offset: int) -> Any:
         """All of it. An array of the host as it is, so that the copy engine recognizes it the next time."""
         return self.array if self.owner is self.array else self.end(offset, self.array.nbytes)
 

@@ -53,7 +53,7 @@ def put(array: View, source: Array, stream: Stream) -> None:
     layout = array._layout[forwards]
     pattern = _pattern(source)
     if pattern and address_of(layout) % len(pattern) == 0 and _is_compact(layout):
-        end = End(address_of(layout), array.nbytes, array._buffer.place, False, array._buffer)
+        end: Any = End(address_of(layout), array.nbytes, array._buffer.place, False, array._buffer)
         run(lambda queue, before: [fill_async(end, pattern, None, queue, before)], array.device, stream, array._buffer)
         return
     host = numpy.empty_like(layout, order="K", subok=False)

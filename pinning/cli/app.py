@@ -24,7 +24,7 @@ from pinning.plugin import Device
 
 warnings.filterwarnings("ignore", "the host is the default device")  # `doctor` reports this, with a remedy
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

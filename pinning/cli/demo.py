@@ -194,7 +194,7 @@ def _copied(
     if not isinstance(device, MemoryDevice):
         return rows, {}
     copied, size = [], rows[0].size
-    back = numpy.zeros(size, numpy.uint8)
+    back: Any = numpy.zeros(size, numpy.uint8)
     with pinning.Queue(device) as queue, pinning.alloc(size, device=device) as there:
         ways = {"to the device": (there, buffers[rows[0].buffer]), "back, into ordinary memory": (back, there)}
         for ends in ways.values():

@@ -22,7 +22,9 @@ class Bench:
     """
 
     def __init__(self, device: Device, faults: Faults) -> None:
-        self.device, self.faults, self.pages = device, faults, Pages(6)
+        self.device: Device = device
+        self.faults: Faults = faults
+        self.pages: Pages = Pages(6)
 
     def state(self) -> tuple[object, ...]:
         """What the driver holds and what is locked, from the stand-in, the kernel and the device."""

@@ -20,7 +20,8 @@ class HeldQueue:
     """
 
     def __init__(self, queue: VendorQueue) -> None:
-        self.begun, self._released, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self.begun: threading.Event = threading.Event()
+        self._released, self._ended = threading.Event(), threading.Event()
         self._function = _FUNCTION(self._hold)
         address = ctypes.cast(self._function, ctypes.c_void_p).value
         assert address
@@ -48,7 +49,8 @@ class Buffer:
 
     def __init__(self, data: bytes) -> None:
         self._buffer = ctypes.create_string_buffer(data, len(data))
-        self.ptr, self.size = ctypes.addressof(self._buffer), len(data)
+        self.ptr: int = ctypes.addressof(self._buffer)
+        self.size: int = len(data)
 
     @property
     def bytes_(self) -> bytes:

@@ -32,13 +32,13 @@ class Pages:
     """
 
     def __init__(self, pages: int) -> None:
-        self.size = pages * PAGE
+        self.size: int = pages * PAGE
         whole = self.size + 2 * PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         start = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
         self.ptr: int = start + PAGE
-        self.contents = b"".join(_CYCLES[page * (PAGE + 1) % 251 :][:PAGE] for page in range(pages))
+        self.contents: bytes = b"".join(_CYCLES[page * (PAGE + 1) % 251 :][:PAGE] for page in range(pages))
         ctypes.memmove(self.ptr, self.contents, self.size)
         self._free = weakref.finalize(self, _libc.munmap, start, whole)
 

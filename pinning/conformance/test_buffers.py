@@ -13,13 +13,13 @@ import numpy
 import pytest
 
 import pinning
-from pinning import Device, PinningError
+from pinning import Buffer, Device, PinningError
 from pinning.conformance.memory import PAGE
 
 CONTENTS = bytes(range(256)) * (4 * PAGE // 256)
 
 
-def lock_and_compare(device: Device, buffer: object, contents: Callable[[], bytes]) -> None:
+def lock_and_compare(device: Device, buffer: Buffer, contents: Callable[[], bytes]) -> None:
     before = contents()
     with pinning.lock(buffer, device=device) as lock:
         assert lock.region is not None

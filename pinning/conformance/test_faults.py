@@ -18,7 +18,7 @@ from pinning.conformance.faults import Faults
 from pinning.conformance.memory import PAGE, has
 from pinning.plugin import CoarseDevice, CopyDevice, MemoryDevice
 
-kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+kinds: pytest.MarkDecorator = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def bench(device: Device, faults: Faults) -> Iterator[Bench]:
 # ---- locks ----
 
 RANGES = {"odd": (100, 5000), "a page": (PAGE, PAGE), "many": (PAGE + 1, 4 * PAGE)}
-ranges = pytest.mark.parametrize(("at", "size"), RANGES.values(), ids=list(RANGES))
+ranges: pytest.MarkDecorator = pytest.mark.parametrize(("at", "size"), RANGES.values(), ids=list(RANGES))
 
 
 @ranges

@@ -21,13 +21,16 @@ class Work:
     """A queue, and the memory and events for its work."""
 
     def __init__(self, queue: VendorQueue, memory: Allocations) -> None:
-        self.queue, self._memory = queue, memory
-        self.source, self.there, self.word = memory(HOST, DATA), memory(DEVICE), memory(HOST, bytes(4))
-        self.pageable = Buffer(DATA[:8])
+        self._memory = memory
+        self.queue: VendorQueue = queue
+        self.source: int = memory(HOST, DATA)
+        self.there: int = memory(DEVICE)
+        self.word: int = memory(HOST, bytes(4))
+        self.pageable: Buffer = Buffer(DATA[:8])
         self.events: list[VendorEvent] = [queue.record()]  # kept, so that no event can be reused
         self.called: list[int] = []
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.called.append)
-        self.function = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        self.function: int = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def begin_anew(self) -> None:
         self.queue.fill(self.there, b"\0", 16)

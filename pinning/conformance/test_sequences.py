@@ -20,9 +20,9 @@ PAGES = 4
 BORDERS = sorted({max(0, page * PAGE + by) for page in range(PAGES) for by in (-1, 0, 1, 100)})
 
 # A step of `test_the_device` is a range of offsets; locks that overlap it are undone, and then it is locked.
-places = st.sampled_from(BORDERS) | st.integers(0, PAGES * PAGE - 1)
-sizes = st.sampled_from([1, 2, 99, PAGE, PAGE + 1, 2 * PAGE]) | st.integers(1, PAGES * PAGE)
-steps = st.lists(st.tuples(places, sizes), max_size=25)
+places: st.SearchStrategy[int] = st.sampled_from(BORDERS) | st.integers(0, PAGES * PAGE - 1)
+sizes: st.SearchStrategy[int] = st.sampled_from([1, 2, 99, PAGE, PAGE + 1, 2 * PAGE]) | st.integers(1, PAGES * PAGE)
+steps: st.SearchStrategy[list[tuple[int, int]]] = st.lists(st.tuples(places, sizes), max_size=25)
 often = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Locks = dict[int, tuple[int, int]]  # by base: size, device pointer

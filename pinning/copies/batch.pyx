@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
     from pinning.copies.batch_plan import BatchPlan, Engine
     from pinning.copies.work import Copy
+    from pinning.locking.lock import Lock
     from pinning.queues import Event
+    from pinning.runtime.buffers import Buffer
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
@@ -96,8 +98,8 @@ cdef object UINT64 = numpy.dtype("uint64")
 
 
 def copy_batch_async(
-    dsts: Sequence[object] | NDArray[Any],
-    srcs: Sequence[object] | NDArray[Any],
+    dsts: Sequence[Buffer | Lock] | NDArray[Any],
+    srcs: Sequence[Buffer | Lock] | NDArray[Any],
     sizes: int | Sequence[int] | NDArray[Any] | None = None,
     queue: Queue | object | None = None,
     wait_for: Iterable[Event] = (),
@@ -161,8 +163,8 @@ def copy_batch_async(
 
 
 def copy_batch(
-    dsts: Sequence[object] | NDArray[Any],
-    srcs: Sequence[object] | NDArray[Any],
+    dsts: Sequence[Buffer | Lock] | NDArray[Any],
+    srcs: Sequence[Buffer | Lock] | NDArray[Any],
     sizes: int | Sequence[int] | NDArray[Any] | None = None,
     queue: Queue | object | None = None,
     engine: Engine = "auto",
@@ -187,9 +189,9 @@ def copy_batch(
 
 
 def copy_blocks_async(
-    dst: object,
+    dst: Buffer | Lock,
     dst_indices: Sequence[int] | NDArray[Any],
-    src: object,
+    src: Buffer | Lock,
     src_indices: Sequence[int] | NDArray[Any],
     block_bytes: int,
     queue: Queue | object | None = None,
@@ -248,9 +250,9 @@ def copy_blocks_async(
 
 
 def copy_blocks(
-    dst: object,
+    dst: Buffer | Lock,
     dst_indices: Sequence[int] | NDArray[Any],
-    src: object,
+    src: Buffer | Lock,
     src_indices: Sequence[int] | NDArray[Any],
     block_bytes: int,
     queue: Queue | object | None = None,
@@ -274,8 +276,8 @@ def copy_blocks(
 
 
 def explain_batch(
-    dsts: Sequence[object] | NDArray[Any],
-    srcs: Sequence[object] | NDArray[Any],
+    dsts: Sequence[Buffer | Lock] | NDArray[Any],
+    srcs: Sequence[Buffer | Lock] | NDArray[Any],
     sizes: int | Sequence[int] | NDArray[Any] | None = None,
     queue: Queue | object | None = None,
     engine: Engine = "auto",

@@ -107,8 +107,6 @@ def staging_refusal(device: MemoryDevice) -> str | None:
     )
 
 
-def plan_copy(
-    to: End, origin: End, size: int, queue: Queue, early: bool = False, in_turn: bool = False
-) -> RangeCopy:
+def plan_copy(to: End, origin: End, size: int, queue: Queue, early: bool = False, in_turn: bool = False) -> RangeCopy:
     """Plan a copy in a queue now, and hold the locks of what it copies directly; nothing is submitted."""
     return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early, in_turn)

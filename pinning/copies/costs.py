@@ -78,4 +78,4 @@ class Costs:
         return self.stage_to_device if to_device else self.stage_to_host
 
 
-costs = Costs()
+costs: Costs = Costs()

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from typing import Literal, SupportsIndex
 
     from pinning.copies.plan import Plan
+    from pinning.locking.lock import Lock
+    from pinning.runtime.buffers import Buffer
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
@@ -62,8 +64,8 @@ cdef str last_reason = None
 
 
 def copy_async(
-    dst: object,
-    src: object,
+    dst: Buffer | Lock,
+    src: Buffer | Lock,
     nbytes: int | None = None,
     queue: Queue | object | None = None,
     wait_for: Iterable[Event] = (),
@@ -148,7 +150,9 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     return copy_planned(to, origin, size, submitter, wait_for, early, in_turn)
 
 
-def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
+def copy(
+    dst: Buffer | Lock, src: Buffer | Lock, nbytes: int | None = None, queue: Queue | object | None = None
+) -> Copy:
     """`copy_async`, and wait until it is complete.
 
     All bytes are then in `dst`: work of any stream, thread or device finds them, also work that no event orders behind
@@ -178,7 +182,9 @@ def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | obj
     return done
 
 
-def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Plan:
+def explain(
+    dst: Buffer | Lock, src: Buffer | Lock, nbytes: int | None = None, queue: Queue | object | None = None
+) -> Plan:
     """Which path `copy_async` would take now, and why; nothing is copied. Raises the same errors as `copy_async`.
 
     Parameters
@@ -305,7 +311,7 @@ cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
 
 
 def fill_async(
-    dst: object,
+    dst: Buffer | Lock,
     value: SupportsIndex | bytes,
     nbytes: int | None = None,
     queue: Queue | object | None = None,
@@ -360,7 +366,10 @@ def fill_async(
 
 
 def fill(
-    dst: object, value: SupportsIndex | bytes, nbytes: int | None = None, queue: Queue | object | None = None
+    dst: Buffer | Lock,
+    value: SupportsIndex | bytes,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
 ) -> Event:
     """`fill_async`, and wait until it is complete.
 

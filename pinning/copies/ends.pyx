@@ -31,6 +31,7 @@ from pinning.plugin import MemoryDevice, MemoryKind
 
 if TYPE_CHECKING:
     from pinning.plugin import Device
+    from pinning.runtime.buffers import Buffer
 
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, from which the next two are made
@@ -78,7 +79,7 @@ cdef class End:
         return f"End({self.ptr:#x}, {self.size} bytes, memory of {where})"
 
 
-def end_of(buffer: object, preferred: Device | None = None) -> End:
+def end_of(buffer: Buffer | Lock, preferred: Device | None = None) -> End:
     """Resolve one end of a copy.
 
     Parameters

@@ -49,7 +49,8 @@ class Way:
 
     def __init__(self, device: MemoryDevice, peer: MemoryDevice) -> None:
         self.peer = peer
-        self.bus, self.link = Queue(peer, links="own"), Queue(device, links="own")
+        self.bus: Queue = Queue(peer, links="own")
+        self.link: Queue = Queue(device, links="own")
         self.bus._lend()
         self.link._lend()
         self.user: int | None = None  # the id of the queue whose copies use this way
@@ -105,9 +106,11 @@ class Memory:
         self._device, self._early = queue.device, early
         self._work = _planned(to, origin, size, queue, early)  # holds the locks of all locked memory
         plan = self._work.plan()
-        self.path, self.reason = plan.path, plan.reason
+        self.path: CopyPath = plan.path
+        self.reason: str = plan.reason
         self.steps: Sequence[Step] = plan.steps
-        self.to_device, self.is_divided = plan.to_device is True, _is_divided(plan)
+        self.to_device: bool = plan.to_device is True
+        self.is_divided: bool = _is_divided(plan)
         self.keep: tuple[object, ...] = (self._work, to.owner, origin.owner)
 
     def submit(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event]) -> Event:

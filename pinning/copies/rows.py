@@ -11,15 +11,17 @@ from pinning.copies.copy import resubmitted
 from pinning.copies.ends import End, end_of
 from pinning.copies.work import Copy, RowsCopy, submit_native
 from pinning.errors import InvalidRangeError
+from pinning.locking.lock import Lock
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
+from pinning.runtime.buffers import Buffer
 
 
 def copy_2d_async(
-    dst: object,
+    dst: Buffer | Lock,
     dst_pitch: int,
-    src: object,
+    src: Buffer | Lock,
     src_pitch: int,
     width: int,
     height: int,
@@ -69,9 +71,9 @@ def copy_2d_async(
 
 
 def copy_2d(
-    dst: object,
+    dst: Buffer | Lock,
     dst_pitch: int,
-    src: object,
+    src: Buffer | Lock,
     src_pitch: int,
     width: int,
     height: int,

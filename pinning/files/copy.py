@@ -13,14 +13,16 @@ from pinning.files.file_work import FileCopy, OpenFile, copy_of, copy_parts, may
 from pinning.files.order import wait_for_saves
 from pinning.files.shards import AnyPath
 from pinning.locking.devices import is_host as is_device_of_host
+from pinning.locking.lock import Lock
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import byte_count, integer, path_name
+from pinning.runtime.buffers import Buffer
 
 
 def copy_file_async(
-    dst: object,
+    dst: Buffer | Lock,
     path: AnyPath,
     offset: int = 0,
     nbytes: int | None = None,
@@ -68,7 +70,7 @@ def copy_file_async(
 
 
 def copy_file(
-    dst: object,
+    dst: Buffer | Lock,
     path: AnyPath,
     offset: int = 0,
     nbytes: int | None = None,
@@ -106,7 +108,7 @@ def copy_file(
 
 
 def _copied(
-    dst: object,
+    dst: Buffer | Lock,
     path: AnyPath,
     offset: int,
     nbytes: int | None,

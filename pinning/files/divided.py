@@ -30,10 +30,13 @@ class FileParts:
         self, file: OpenFile, parts: Iterable[Sequence[Any]], keep: tuple[object, ...], early: bool, of: FileCopy
     ) -> None:
         self.steps: Sequence[Step] = [Step(int(dst), int(src), int(size), self.path) for dst, src, size, *_ in parts]
-        self.nbytes = sum(step.size for step in self.steps)
-        self.is_divided = len(self.steps) * LARGEST_BLOCK <= self.nbytes  # otherwise a piece on a peer would be small
-        self.reason = f"{self.nbytes} bytes, read by threads into pinned blocks"
-        self.keep, self.of, self._file, self._early = keep, of, file, early
+        self.nbytes: int = sum(step.size for step in self.steps)
+        # otherwise a piece on a peer would be small
+        self.is_divided: bool = len(self.steps) * LARGEST_BLOCK <= self.nbytes
+        self.reason: str = f"{self.nbytes} bytes, read by threads into pinned blocks"
+        self.keep: tuple[object, ...] = keep
+        self.of: FileCopy = of
+        self._file, self._early = file, early
 
     def part(self, at: int, size: int) -> FileParts:
         """The parts for `size` of the bytes, from `at` on."""

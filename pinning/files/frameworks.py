@@ -77,7 +77,9 @@ class DLPackTensor:
 
     def __init__(self, bytes_of_it: DeviceArray, tensor: TensorInfo) -> None:
         self._bytes = bytes_of_it
-        self.dtype, self.shape, self.nbytes = tensor.dtype, tensor.shape, tensor.nbytes
+        self.dtype: str = tensor.dtype
+        self.shape: tuple[int, ...] = tensor.shape
+        self.nbytes: int = tensor.nbytes
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack_device(self._bytes)

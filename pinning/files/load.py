@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from pinning.copies.links import DIVIDED_FROM, LARGEST_BLOCK, Rounds, ways_of
 from pinning.errors import ArgumentError, FileError, FileFormatError, InvalidRangeError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.divided import FileParts
 from pinning.files.file_work import OpenFile, copy_of, copy_parts
-from pinning.files.frameworks import Framework, framework_of
+from pinning.files.frameworks import DLPackTensor, Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
 from pinning.files.order import wait_for_saves
 from pinning.files.shards import AnyPaths, find_shards
@@ -25,10 +25,52 @@ from pinning.locking.devices import device as device_of_name
 from pinning.plugin import Device, MemoryConnection, MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, as_queue, default_queue
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pinning.arrays import DeviceArray
+    from pinning.files.of_torch import Tensor
+
 _ALIGNMENT = 16  # bytes; of every tensor
 _SMALL = 64 << 10  # bytes; shorter ranges are read through the page cache, with the bytes between them
 
 
+@overload
+def load_file(
+    path: AnyPaths,
+    device: Device | str | None = None,
+    queue: Queue | object | None = None,
+    *,
+    slices: Plan | None = None,
+    framework: Literal["numpy"],
+) -> dict[str, NDArray[Any]]: ...
+@overload
+def load_file(
+    path: AnyPaths,
+    device: Device | str | None = None,
+    queue: Queue | object | None = None,
+    *,
+    slices: Plan | None = None,
+    framework: Literal["torch"],
+) -> dict[str, Tensor]: ...
+@overload
+def load_file(
+    path: AnyPaths,
+    device: Device | str | None = None,
+    queue: Queue | object | None = None,
+    *,
+    slices: Plan | None = None,
+    framework: Literal["pinning"],
+) -> dict[str, DeviceArray]: ...
+@overload
+def load_file(
+    path: AnyPaths,
+    device: Device | str | None = None,
+    queue: Queue | object | None = None,
+    *,
+    slices: Plan | None = None,
+    framework: Literal["dlpack"],
+) -> dict[str, DLPackTensor]: ...
 @overload
 def load_file(
     path: AnyPaths,

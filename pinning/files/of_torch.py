@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pinning.errors import ArgumentError, FileFormatError
 from pinning.files.header import TensorInfo
 from pinning.interop.dtypes import DTYPES
 from pinning.plugin import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
 
 _NAMES = {"host": "cpu", "cuda": "cuda", "hip": "cuda"}  # of torch's devices, by plugin
 

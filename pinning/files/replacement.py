@@ -39,7 +39,7 @@ class Replacement:
 
     def __init__(self, path: AnyPath, fsync: bool) -> None:
         self._path, self._fsync = path_name(path), fsync
-        self.target = _target(self._path)
+        self.target: Path = _target(self._path)
         self._beside = _name_beside(self.target)
         self._file: OpenFile | None = None
 

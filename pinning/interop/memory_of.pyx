@@ -26,6 +26,8 @@ from pinning.runtime.arguments import byte_count, integer
 if TYPE_CHECKING:
     from typing import Any, SupportsIndex
 
+    from pinning.runtime.buffers import Buffer
+
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
@@ -144,7 +146,7 @@ cdef object host_memory_of(object buffer, object size, Bytes* memory):
     return owner
 
 
-def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer:
+def host_buffer(buffer: Buffer, size: SupportsIndex | None = None) -> HostBuffer:
     """The bytes of anything that `pinning.lock` takes, or its first `size`.
 
     A view with gaps is the whole span from its lowest to its highest byte. Raises InvalidRangeError if it is not host

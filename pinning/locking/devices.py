@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pinning.errors import ArgumentError, PluginUnavailableError
 from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap
-from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
+from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, LockDevice, MemoryDevice, Plugin
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
 
@@ -243,14 +243,14 @@ def default_device() -> MemoryDevice:
     return next(able, found[-1])  # type: ignore[no-any-return]
 
 
-def pinned_map(on: Device | str | None = None) -> PinnedMap:
+def pinned_map(on: LockDevice | str | None = None) -> PinnedMap:
     """The map of a device, by default of the default device. There is one for each, made on demand.
 
     For a native device it is the map that native code of this process has under the device's name.
 
     Parameters
     ----------
-    on : Device or str, optional
+    on : LockDevice or str, optional
         The device or its name.
 
     Raises
@@ -265,7 +265,7 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     ...     array.ctypes.data in pinning.pinned_map("host")
     True
     """
-    return maps.get(default_device() if on is None else device(on))
+    return maps.get(default_device() if on is None else device(on))  # type: ignore[arg-type]
 
 
 def pinned_maps() -> list[PinnedMap]:
@@ -273,7 +273,7 @@ def pinned_maps() -> list[PinnedMap]:
     return maps.all()
 
 
-maps = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
+maps: PerDevice[PinnedMap] = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 
 def is_host(device: Device) -> bool:

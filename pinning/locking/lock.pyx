@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from pinning.interop.memory_of import HostBuffer
     from pinning.map.pinned_map import Region
-    from pinning.plugin import Device
+    from pinning.plugin import Device, LockDevice
+    from pinning.runtime.buffers import Buffer
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
     void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
@@ -261,10 +262,10 @@ cdef class Lock(Hold):
 
 
 def lock(
-    buffer: object,
+    buffer: Buffer,
     size: int | None = None,
     *,
-    device: Device | str | None = None,
+    device: LockDevice | str | None = None,
     read_only: bool | None = None,
     piece: int | None = None,
     unit: int | None = None,
@@ -455,7 +456,7 @@ def unlock_cached(Lock lock not None) -> None:
     watch()
 
 
-def unlock(buffer: object, *, device: Device | str | None = None) -> None:
+def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> None:
     """Give up the youngest lock of a buffer: of exactly its bytes, or else of any in the same region.
 
     Parameters
@@ -537,7 +538,7 @@ cdef bint is_only_held(PinnedMap pinned_map, uint64_t ptr) except -1:
 
 
 def locked(
-    *buffers: object, device: Device | str | None = None, read_only: bool | None = None, coherent: bool | None = None
+    *buffers: Buffer, device: LockDevice | str | None = None, read_only: bool | None = None, coherent: bool | None = None
 ) -> AbstractContextManager[tuple[Lock, ...]]:
     """Lock several buffers for the duration of a ``with`` block: all of them or none. Raises what `lock` does.
 
@@ -594,7 +595,7 @@ cdef list overlaps_of(list buffers):
     return [(start, end - start) for start, end, several in ranges if several]
 
 
-def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
+def is_locked(buffer: Buffer, size: int | None = None, *, device: LockDevice | str | None = None) -> bool:
     """Whether `find` finds a region: whether all of a buffer (or of the bytes at an address) is locked as one.
 
     Parameters
@@ -641,7 +642,7 @@ cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=N
     return None
 
 
-def find(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> Region | None:
+def find(buffer: Buffer, size: int | None = None, *, device: LockDevice | str | None = None) -> Region | None:
     """The locked region that contains all of a buffer, or all `size` bytes (1 by default) at an address.
 
     `regions` are all regions; `memory_info` also knows memory that is not locked, and asks the vendors, which takes longer.
@@ -687,7 +688,7 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
     return None
 
 
-def regions(device: Device | str | None = None, *, idle: bool = False) -> list[Region]:
+def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> list[Region]:
     """All locked regions of a device, or of all devices, in address order for each; `find` is the one around a buffer.
 
     Parameters
@@ -712,7 +713,7 @@ def regions(device: Device | str | None = None, *, idle: bool = False) -> list[R
     ]
 
 
-def range_of(buffer: object, size: int | None = None) -> tuple[int, int]:
+def range_of(buffer: Buffer, size: int | None = None) -> tuple[int, int]:
     """Address and bytes of a buffer; of a bare address, `size` bytes, by default 1."""
     cdef Bytes found
     if kind_of(buffer).address:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, overload
 
-    from pinning.plugin import Device
+    from pinning.plugin import Device, LockDevice
+    from pinning.runtime.buffers import Buffer
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -410,10 +411,10 @@ cdef object end_of(PendingLock pending):
 
 
 def lock_async(
-    buffer: object,
+    buffer: Buffer,
     size: int | None = None,
     *,
-    device: Device | str | None = None,
+    device: LockDevice | str | None = None,
     read_only: bool | None = None,
     piece: int | None = None,
     unit: int | None = None,
@@ -466,7 +467,7 @@ def lock_async(
     return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
 
 
-def lock_unlisted(buffer: object, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
+def lock_unlisted(buffer: Buffer, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
     """`lock_async` for a caller that gives parts of the buffer to others: it must not count as one of their locks.
 
     `how` are further arguments of `pinning.machine.populate.Populating`.

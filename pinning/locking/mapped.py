@@ -12,19 +12,20 @@ The environment variable ``PINNING_LOCK_MAPPED`` controls them:
 from __future__ import annotations
 
 import os
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from pinning.errors import PinningError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import make_ready, range_of
 from pinning.plugin import AutomaticLocking, Device
+from pinning.runtime.buffers import Buffer
 
 Policy = Literal["off", "on", "mandatory"]
 _VARIABLE = "PINNING_LOCK_MAPPED"
 
 
-def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> int | None:
+def lock_mapped(buffer: Buffer, size: int | None = None, *, device: Device | str | None = None) -> int | None:
     """Lock a buffer that is being mapped to a device, as ``PINNING_LOCK_MAPPED`` says at this moment.
 
     Every call requires an `unlock_unmapped` of the same buffer, whatever it returns. Unlike a `Lock`, it does not keep
@@ -69,7 +70,7 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
     return device_map.lock_mapped(memory.ptr, memory.size, policy, memory.read_only)
 
 
-def unlock_unmapped(buffer: object, *, device: Device | str | None = None) -> None:
+def unlock_unmapped(buffer: Buffer, *, device: Device | str | None = None) -> None:
     """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
 
     No other caller's lock is given up, even if that `lock_mapped` locked nothing, or there was none. If several callers
@@ -102,10 +103,10 @@ def _policy() -> Policy:
 class _Methods:
     """The two functions, as `AutomaticLocking` calls them."""
 
-    def lock_mapped(self, device: object, buffer: object, size: int | None) -> int | None:
+    def lock_mapped(self, device: object, buffer: Any, size: int | None) -> int | None:
         return lock_mapped(buffer, size, device=cast(Device, device))
 
-    def unlock_unmapped(self, device: object, buffer: object) -> None:
+    def unlock_unmapped(self, device: object, buffer: Any) -> None:
         unlock_unmapped(buffer, device=cast(Device, device))
 
 

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy
 
@@ -87,7 +87,7 @@ class ObjectLocks:
         self._closing = True
         self._todo.put(None)
 
-    def _begin(self, memory: object) -> _Use | None:
+    def _begin(self, memory: Any) -> _Use | None:
         if not self._thread.is_alive():  # closed; or in a forked child, where thread and locks are the parent's
             return None
         start, size = range_of(memory)
@@ -247,10 +247,10 @@ class _View:
         self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, readonly), "version": 3}
 
 
-def _views(parts: Sequence[object], user: _User) -> list[object]:
+def _views(parts: Sequence[Any], user: _User) -> list[object]:
     views: list[object] = []
     for part in parts:
-        view = memoryview(part)  # type: ignore[arg-type]
+        view = memoryview(part)
         if view.nbytes:
             views.append(numpy.asarray(_View(*range_of(part), view.readonly, user)).data)
         else:

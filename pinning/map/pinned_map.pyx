@@ -41,12 +41,9 @@ from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, Literal, Protocol, SupportsIndex
+    from typing import Any, Literal, SupportsIndex
 
-    class _Device(Protocol):
-        def data_lock(self, ptr: int, size: int, read_only: bool | None, /) -> int: ...
-        def data_unlock(self, ptr: int, /) -> None: ...
-        def is_pinned_ptr(self, ptr: int, /) -> tuple[int, int, int] | None: ...
+    from pinning.plugin import LockDevice
 
 
 cdef class Region:
@@ -237,7 +234,7 @@ cdef class PinnedMap:
         Number of forks between the process that loaded libpinning and this one.
     """
 
-    def __cinit__(self, device: _Device, *, bint shared=False) -> None:
+    def __cinit__(self, device: LockDevice, *, bint shared=False) -> None:
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
                 raise TypeError(f"a device needs a method {method}, which {describe(device)} lacks; pinning.device "

@@ -14,6 +14,7 @@ from pinning.locking.devices import devices
 from pinning.memory.allocation import devices_used, find
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind
+from pinning.runtime.buffers import Buffer
 
 
 class AllocationInfo(NamedTuple):
@@ -43,7 +44,7 @@ class AllocationInfo(NamedTuple):
     pool: Any
 
 
-def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
+def memory_info(ptr: Buffer) -> AllocationInfo | None:
     """The allocation that holds the byte at an address, of any owner, as vendors tell; `find` asks none.
 
     Parameters

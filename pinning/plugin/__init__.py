@@ -4,8 +4,9 @@
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, which names an object with the
 members of `Plugin`. The documentation has a minimal example. A device implements the protocols of what it can do:
 
-- `Device` locks host memory, and is the only one required; the base class `NamedDevice` takes vendor and index from the
-  name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` add properties;
+- `LockDevice` locks host memory: enough for an object that is passed as ``device=`` to `pinning.lock`;
+- `Device` is also named, and is the only one that a plugin needs; the base class `NamedDevice` takes vendor and index
+  from the name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` add properties;
 - `CopyDevice` has memory of its own; `MemoryDevice` has several kinds of memory, and queues.
 
 `pinning.plugin.native` has the base class of native vendors' devices.
@@ -18,6 +19,7 @@ from pinning.plugin.locking import (
     LimitedDevice,
     LinkedDevice,
     LocatedDevice,
+    LockDevice,
     LockLimit,
     NamedDevice,
     PinnedInfo,
@@ -47,6 +49,7 @@ __all__ = [
     "LimitedDevice",
     "LinkedDevice",
     "LocatedDevice",
+    "LockDevice",
     "LockLimit",
     "MemoryConnection",
     "MemoryDevice",

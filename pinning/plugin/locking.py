@@ -48,22 +48,10 @@ class NamedDevice:
 
 
 @runtime_checkable
-class Device(Protocol):
-    """One device; a `PinnedMap` needs only its methods. Any thread may call it, several at once, with no lock held."""
+class LockDevice(Protocol):
+    """All that a `PinnedMap` needs of a device. Any thread may call it, several at once, with no lock held."""
 
-    @property
-    def name(self) -> str:
-        """Vendor and index, such as ``"cuda:0"``."""
-
-    @property
-    def vendor(self) -> str:
-        """The plugin's name, such as ``"cuda"``."""
-
-    @property
-    def index(self) -> int:
-        """Which of the vendor's devices it is."""
-
-    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+    def data_lock(self, ptr: int, size: int, read_only: bool | None, /) -> int:
         """Page-lock ``[ptr, ptr + size)`` and return its device-accessible pointer.
 
         Parameters
@@ -81,11 +69,31 @@ class Device(Protocol):
             The vendor refused; nothing is locked.
         """
 
-    def data_unlock(self, ptr: int) -> None:
+    def data_unlock(self, ptr: int, /) -> None:
         """Undo the `data_lock` of the range that starts at host address `ptr`. After an error it is still locked."""
 
-    def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
+    def is_pinned_ptr(self, ptr: int, /) -> tuple[int, int, int] | None:
         """The pinned range around host address `ptr`, pinned by any owner, as far as the vendor can tell."""
+
+
+@runtime_checkable
+class Device(LockDevice, Protocol):
+    """One device of a plugin."""
+
+    @property
+    def name(self) -> str:
+        """Vendor and index, such as ``"cuda:0"``."""
+
+    @property
+    def vendor(self) -> str:
+        """The plugin's name, such as ``"cuda"``."""
+
+    @property
+    def index(self) -> int:
+        """Which of the vendor's devices it is."""
+
+    def is_pinned_ptr(self, ptr: int, /) -> PinnedInfo | None:
+        """As `LockDevice.is_pinned_ptr`."""
 
 
 @runtime_checkable

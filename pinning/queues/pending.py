@@ -64,7 +64,7 @@ def _is_busy(lane: Lane) -> bool:
 
 
 # One step in C, which neither Ctrl-C nor the garbage collector can interrupt.
-look_after = partial(process.look_after, _is_busy)
+look_after: partial[None] = partial(process.look_after, _is_busy)
 
 
 def know(lane: Lane) -> None:

@@ -74,8 +74,8 @@ class Collate:
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn is {describe(collate_fn)}; it must be a function of a list of samples")
-        self.nbytes = byte_count(nbytes)
-        self.batches = integer(batches, "batches", "how many there may be at a time")
+        self.nbytes: int = byte_count(nbytes)
+        self.batches: int = integer(batches, "batches", "how many there may be at a time")
         self._make = collate_fn
         self._slots = Slots(self.nbytes, self.batches, device)
 

@@ -65,7 +65,8 @@ class Offload:
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device, resident: int) -> None:
-        self.module, self.resident = module, resident
+        self.module: torch.nn.Module = module
+        self.resident: int = resident
         self._device = device
         parts = list(_parts(module, resident))
         shared = _shared(parts)

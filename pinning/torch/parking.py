@@ -52,7 +52,7 @@ class Parked:
     def __init__(self) -> None:
         self._host: _HostMemory | None = None
         self._storages: list[tuple[str, torch.UntypedStorage, int, int]] = []  # device, offset and bytes of each
-        self.nbytes = 0
+        self.nbytes: int = 0
 
     @property
     def parked(self) -> bool:

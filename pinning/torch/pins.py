@@ -38,7 +38,7 @@ class Pin:
     def __init__(self, device: Device | str | None) -> None:
         self._device = device
         self._locks: dict[int, tuple[torch.Tensor, Lock]] = {}  # by the address of a storage, its bytes and their lock
-        self.held = True
+        self.held: bool = True
 
     @property
     def nbytes(self) -> int:

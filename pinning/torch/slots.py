@@ -52,8 +52,10 @@ class Slots:
     def __init__(self, nbytes: int, count: int, device: Device | str | None) -> None:
         if not 1 <= count <= _MOST:
             raise InvalidRangeError(f"batches is {count}; it must lie between 1 and {_MOST}")
-        self._owner, self.key = os.getpid(), (os.getpid(), next(_serials))
-        self.nbytes, self.missed = nbytes, 0
+        self._owner = os.getpid()
+        self.key: tuple[int, int] = self._owner, next(_serials)
+        self.nbytes: int = nbytes
+        self.missed: int = 0
         self._step = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._arena = Arena(self._step * count, device, unit=self._step, shared=True)
         try:
@@ -221,7 +223,7 @@ class Block:
 
     def __init__(self, slots: Slots, ticket: Ticket) -> None:
         memory = slots.bytes_of(ticket)
-        self.__array_interface__ = {**memory.__array_interface__, "shape": memory.shape}
+        self.__array_interface__: dict[str, Any] = {**memory.__array_interface__, "shape": memory.shape}
         self._slot = ticket[0]
         self._slots = slots
 

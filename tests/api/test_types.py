@@ -13,13 +13,16 @@ pytest.importorskip("mypy", reason="needs mypy: pip install mypy")
 
 PROGRAM = """
 import asyncio
+import mmap
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy
+from numpy.typing import NDArray
 
 import pinning
 
 
-async def copied(memory: pinning.Allocation, array: object) -> None:
+async def copied(memory: pinning.Allocation, array: pinning.Buffer) -> None:
     copy = pinning.copy_async(memory, array)
     await asyncio.create_task(copy)
     await pinning.Queue().record()
@@ -37,6 +40,26 @@ shared, _ = queue.alloc_async(1000, "host", pinning.Pool("host", "host"))
 pin: pinning.torch.Pin = pinning.torch.pin([])
 pinning.ray.setup("cuda:0")
 version: str = pinning.__version__
+loaded: dict[str, NDArray[numpy.generic]] = pinning.load_file("x.safetensors", "host", framework="numpy")
+on_device: dict[str, pinning.arrays.DeviceArray] = pinning.load_file("x.safetensors", framework="pinning")
+
+
+class Mine:
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        return ptr
+
+    def data_unlock(self, ptr: int) -> None: ...
+
+    def is_pinned_ptr(self, ptr: int) -> tuple[int, int, int] | None:
+        return None
+
+
+segment = SharedMemory(create=True, size=8)
+with pinning.locked(array, bytearray(8), mmap.mmap(-1, 8), memoryview(b"x"), segment, (array.ctypes.data, 8)), \
+        pinning.lock(host, device=Mine()) as held:
+    pinning.copy(memory, held)
+    pinning.find(array.ctypes.data)
+    pinning.unlock(held)
 """
 
 
@@ -54,6 +77,8 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     wrong = (
         'import pinning\npinning.typo\npinning.torch.typo\npinning.alloc(8, "hots")\n'
         'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc_async(8)[0]\n'
+        'pinning.lock("text")\npinning.copy([1], b"2")\npinning.PinnedMap(8)\n'
+        'names: list[str] = pinning.load_file("x", framework="numpy")\n'
     )
     found = findings(tmp_path, wrong)
-    assert [line.split(":")[1] for line in found] == ["2", "3", "4", "5", "6"], found
+    assert [line.split(":")[1] for line in found] == ["2", "3", "4", "5", "6", "7", "8", "9", "10"], found
