@@ -216,16 +216,6 @@ def copy_blocks_async(
     ------
     InvalidRangeError
         A block lies outside of its pool; the message names it. Otherwise as `copy_batch_async`.
-
-    Examples
-    --------
-    >>> cache, back = numpy.arange(8000).reshape(8, 1000), numpy.empty((2, 1000), int)
-    >>> with pinning.Queue() as queue, pinning.alloc(16000, device=queue.device) as memory:
-    ...     there = pinning.copy_blocks(memory, [0, 1], cache, [7, 3], 8000, queue=queue)
-    ...     home = pinning.copy_blocks(back, [0, 1], memory, [0, 1], 8000, queue=queue)
-    ...     queue.synchronize()
-    >>> back[:, 0]
-    array([7000, 3000])
     """
     cdef Wanted wanted = Wanted.__new__(Wanted)
     wanted.engine = engine_of(engine)
@@ -269,6 +259,15 @@ def copy_blocks(
     -------
     Copy
         The completed copy.
+
+    Examples
+    --------
+    >>> cache, back = numpy.arange(8000).reshape(8, 1000), numpy.empty((2, 1000), int)
+    >>> with pinning.Queue() as queue, pinning.alloc(16000, device=queue.device) as memory:
+    ...     copy = pinning.copy_blocks(memory, [0, 1], cache, [7, 3], 8000, queue=queue)
+    ...     copy = pinning.copy_blocks(back, [0, 1], memory, [0, 1], 8000, queue=queue)
+    >>> back[:, 0]
+    array([7000, 3000])
     """
     done = copy_blocks_async(dst, dst_indices, src, src_indices, block_bytes, queue, (), engine)
     done.wait()

@@ -338,12 +338,6 @@ def fill_async(
         The value is not a byte, has another length, or does not fit a whole number of times.
     TypeError
         It is a float.
-
-    Examples
-    --------
-    >>> with pinning.Queue() as queue, pinning.alloc(8000, device=queue.device) as memory:
-    ...     filled = pinning.fill(memory, 0, queue=queue)
-    ...     queue.synchronize()
     """
     pattern = pattern_of(value)
     cdef unsigned width = len(pattern)
@@ -382,6 +376,11 @@ def fill(
     -------
     Event
         The completed event.
+
+    Examples
+    --------
+    >>> with pinning.Queue() as queue, pinning.alloc(8000, device=queue.device) as memory:
+    ...     filled = pinning.fill(memory, 0, queue=queue)
     """
     cdef Event done = fill_async(dst, value, nbytes, queue)
     done.wait()

@@ -56,8 +56,8 @@ class Pool(Store):
     Examples
     --------
     >>> with pinning.Pool("host", zero_initialize=True) as pool, pinning.Queue("host") as queue:
-    ...     memory, ready = queue.alloc(1000, pool=pool)
-    ...     freed = queue.free(memory)
+    ...     memory, ready = queue.alloc_async(1000, pool=pool)
+    ...     freed = queue.free_async(memory)
     ...     pool.reserved >= 1000
     True
     """

@@ -68,7 +68,7 @@ class Queue(Submitter):
     Examples
     --------
     >>> with pinning.Queue() as queue:
-    ...     called = queue.call(lambda: print("in its turn"))
+    ...     called = queue.call_async(lambda: print("in its turn"))
     ...     called.wait()
     in its turn
     """
