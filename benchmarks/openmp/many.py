@@ -25,7 +25,7 @@ VARIANTS: dict[str, tuple[list[str], dict[str, str] | None]] = {
     "mlock and munlock by hand": (["mlock"], None),
     "the same, and userfaultfd": (["watched"], None),
     "the tool, off": ([], {"PINNING_LOCK_MAPPED": "off"}),
-    "the tool, without the watch": ([], {**TOOL, "PINNING_WATCH": "0"}),
+    "the tool, without the watch": ([], {**TOOL, "PINNING_WATCH": "off"}),
     "the tool": ([], TOOL),
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of watching locked memory: ``watch.py [DEVICE]``. Run it again with PINNING_WATCH=0.
+"""The cost of watching locked memory: ``watch.py [DEVICE]``. Run it again with PINNING_WATCH=off.
 
 In microseconds: a lock and its unlock, one more lock of locked memory, and munmap of memory that is locked, that was
 locked, and that never was.

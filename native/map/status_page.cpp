@@ -18,6 +18,7 @@
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
 #include "../base/process.hpp"
+#include "../base/setting.hpp"
 
 // A leak sanitizer in the program, which looks for pointers in no memory but the program's data, stacks and heap.
 extern "C" [[gnu::weak]] void __lsan_register_root_region(void const* start, std::size_t size);
@@ -73,8 +74,8 @@ struct Book {
   /// Show the page to other processes; what it has counted so far stays.
   void show() noexcept {
     if (std::exchange(shown, true)) return;
-    char const* const wish = std::getenv("PINNING_STATUS");
-    if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
+    static bool const is_on = is_switched_on("PINNING_STATUS", true);
+    if (!is_on) return;
     int const descriptor = above_streams(memfd_create("pinning-status", MFD_CLOEXEC));
     if (descriptor < 0) return;
     identity = FileIdentity(descriptor);

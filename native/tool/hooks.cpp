@@ -126,7 +126,7 @@ void look_up(void const* callers = nullptr) {
   if (text != callers) next.free(text);
 }
 
-/// The watcher of the maps; null until this library is loaded, if it was not loaded first, with PINNING_WATCH=0, and in
+/// The watcher of the maps; null until this library is loaded, if it was not loaded first, with PINNING_WATCH=off, and in
 /// a forked child until the watcher has begun anew.
 pinning::Watcher* watcher_of_maps() noexcept { return this_process.watcher.load(std::memory_order_acquire); }
 

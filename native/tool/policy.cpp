@@ -4,19 +4,14 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <cstdlib>
 #include <string_view>
 
+#include "../base/setting.hpp"
 #include "output.hpp"
 
 namespace pinning::tool {
 
 namespace {
-
-std::string variable(char const* name) {
-  char const* const value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 /// The same in every locale.
 std::string lower(std::string text) {
@@ -37,7 +32,7 @@ class Reader {
 
   template <class Value>
   void word(char const* name, Value& value, std::initializer_list<std::pair<char const*, Value>> words) {
-    std::string const text = lower(variable(name));
+    std::string const text = lower(setting(name));
     if (text.empty()) return;
     std::string known;
     for (auto const& [word, meaning] : words) {
@@ -51,7 +46,7 @@ class Reader {
   }
 
   void number(char const* name, std::size_t& value, std::size_t least) {
-    std::string const text = variable(name);
+    std::string const text = setting(name);
     if (text.empty()) return;
     auto const read = bytes_of(text);
     if (read && *read >= least) value = *read;
@@ -60,7 +55,7 @@ class Reader {
 
  private:
   void refuse(char const* name, std::string const& remedy) {
-    say(std::string(name) + "=" + variable(name) + " means nothing: " + remedy + "; nothing is locked");
+    say(std::string(name) + "=" + setting(name) + " means nothing: " + remedy + "; nothing is locked");
     policy_.mode = Mode::off;
   }
 
@@ -98,8 +93,8 @@ Policy policy_of_environment() {
   read.number("PINNING_LOCK_BUDGET", policy.budget, 0);
   read.number("PINNING_LOCK_AFTER", after, 1);
   policy.after = static_cast<unsigned>(std::min<std::size_t>(after, ~0U));
-  policy.report = variable("PINNING_REPORT");
-  policy.trace = variable("PINNING_TRACE");
+  policy.report = setting("PINNING_REPORT");
+  policy.trace = setting("PINNING_TRACE");
   return policy;
 }
 

@@ -47,6 +47,7 @@
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
 #include "../base/process.hpp"
+#include "../base/setting.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {
@@ -72,8 +73,8 @@ constexpr int most_looks = 100;
 constexpr int most_tries = 1000;
 
 bool switched_off() {
-  char const* const value = std::getenv("PINNING_WATCH");
-  return value != nullptr && std::strcmp(value, "0") == 0;
+  static bool const is_off = !is_switched_on("PINNING_WATCH", true);
+  return is_off;
 }
 
 /// Start a thread that takes no signals: these belong to the program.
@@ -235,7 +236,7 @@ class Watch : public Watcher {
 
   void start() {
     if (switched_off()) {
-      problem_ = "PINNING_WATCH=0 is set";
+      problem_ = "PINNING_WATCH=off is set";
       return;
     }
     if (hears_of_calls()) {

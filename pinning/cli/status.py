@@ -34,7 +34,7 @@ class Locked(NamedTuple):
     registrations: int  # how many it consists of: pieces, or adjacent ranges
     since: float  # seconds since 1970
     owner: str  # the type of the locked object; empty if not given
-    site: str  # where in the program it was locked; empty unless that runs with PINNING_TRACE=1
+    site: str  # where in the program it was locked; empty unless that runs with PINNING_LOCK_SITES=on
 
 
 class Used(NamedTuple):
@@ -131,7 +131,7 @@ def _page_of(pid: int) -> bytes:
 def _nothing_locked(pid: int) -> NoStatusError:
     return NoStatusError(
         f"process {pid} has locked nothing with pinning so far, has closed its descriptors, or runs with "
-        "PINNING_STATUS=0"
+        "PINNING_STATUS=off"
     )
 
 

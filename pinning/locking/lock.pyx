@@ -17,7 +17,6 @@ from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
 from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation
 
-import os
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, describe, integer
 from pinning.runtime.handles import refuse_copy
+from pinning.runtime.settings import is_switched_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ cdef extern from "<pinning/open_locks.hpp>" namespace "pinning":
         PyObject* within(const void* map, uint64_t ptr, uint64_t size) noexcept
 
 
-cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value is the file of the OpenMP tool's trace
+cdef bint tells_sites = is_switched_on("PINNING_LOCK_SITES")
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed: locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
@@ -411,7 +411,7 @@ cdef warn_of_drop(object handle, Call made_by, str text):
 
 cdef tuple description_of(object buffer):
     """For the process's status page: the type of a buffer, and, if wanted, the line that locks it."""
-    return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if traced else b""
+    return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if tells_sites else b""
 
 
 cdef void show(Lock lock, tuple description) noexcept:

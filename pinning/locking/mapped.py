@@ -11,18 +11,16 @@ The environment variable ``PINNING_LOCK_MAPPED`` controls them:
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal, cast
 
-from pinning.errors import PinningError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import make_ready, range_of
 from pinning.plugin import AutomaticLocking, Device
 from pinning.runtime.buffers import Buffer
+from pinning.runtime.settings import chosen
 
 Policy = Literal["off", "on", "mandatory"]
-_VARIABLE = "PINNING_LOCK_MAPPED"
 
 
 def lock_mapped(buffer: Buffer, size: int | None = None, *, device: Device | str | None = None) -> int | None:
@@ -94,10 +92,7 @@ def unlock_unmapped(buffer: Buffer, *, device: Device | str | None = None) -> No
 
 
 def _policy() -> Policy:
-    value = os.environ.get(_VARIABLE, "off")
-    if value.lower() not in ("off", "on", "mandatory"):
-        raise PinningError(f"{_VARIABLE} is {value!r}; it must be off, on or mandatory: set one of these, or unset it")
-    return cast(Policy, value.lower())
+    return cast(Policy, chosen("PINNING_LOCK_MAPPED", ("off", "on", "mandatory"), "off"))
 
 
 class _Methods:

@@ -31,8 +31,8 @@ from leaving import (
     unmapped,
     unmapped_in_part,
 )
-from pinning.cli.run import library
 from pinning.map.pinned_map import watch_problem
+from pinning.cli.run import library
 
 CYCLES = int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
 
@@ -275,7 +275,7 @@ def test_without_userfaultfd_locks_work_and_the_reason_is_reported() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    assert run_python("-c", WITHOUT, PINNING_WATCH="0") == "PINNING_WATCH=0 is set\n"
+    assert run_python("-c", WITHOUT, PINNING_WATCH="Off") == "PINNING_WATCH=off is set\n"
 
 
 CALLS = """

@@ -105,7 +105,7 @@ def test_pieces_are_one_range(program: Program) -> None:
 
 
 def test_where_it_was_locked_is_told_on_request() -> None:
-    with started(PINNING_TRACE="1") as program:
+    with started(PINNING_LOCK_SITES="on") as program:
         program("held.append(pinning.lock(array[:100], device='host'))")
         (range_,) = seen(program.pid)["ranges"]
     assert range_["site"] == "<string>:1 in <module>"
@@ -205,10 +205,10 @@ def test_what_cannot_be_seen_is_said_in_a_line() -> None:
     gone.wait()
     done = top(gone.pid)
     assert done.returncode == 1 and f"there is no process {gone.pid}" in done.stderr
-    with started(PINNING_STATUS="0") as program:
+    with started(PINNING_STATUS="off") as program:
         program("held.append(pinning.lock(array[:100], device='host'))")
         done = top(program.pid, "--once")
-        assert done.returncode == 1 and "PINNING_STATUS=0" in " ".join(done.stderr.split())
+        assert done.returncode == 1 and "PINNING_STATUS=off" in " ".join(done.stderr.split())
 
 
 def test_figures_are_whole_in_80_columns(program: Program) -> None:

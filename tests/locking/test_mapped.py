@@ -40,7 +40,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 def test_the_policy_is_read_at_each_call_and_off_by_default(device: FakeDevice, policy: Any) -> None:
     locked = 0
     arrays = [np.zeros(100) for _ in range(7)]
-    for values, value in zip(arrays, (None, "on", "OFF", "mandatory", "off", "On", "MANDATORY"), strict=True):
+    for values, value in zip(arrays, (None, "on", "OFF", "mandatory", "", "On", "MANDATORY"), strict=True):
         if value is not None:
             policy(value)
         locks = value is not None and value.lower() in LOCKING
@@ -54,7 +54,7 @@ def test_the_policy_is_read_at_each_call_and_off_by_default(device: FakeDevice, 
     assert device.locked == {}
 
 
-@pytest.mark.parametrize("value", ["", "yes", "1", "on ", "true"])
+@pytest.mark.parametrize("value", ["yes", "1", "on ", "true"])
 def test_a_value_that_is_none_is_an_error(device: FakeDevice, policy: Any, value: str) -> None:
     policy(value)
     with pytest.raises(PinningError, match=f"PINNING_LOCK_MAPPED.*{value!r}.*off, on or mandatory.*unset"):

@@ -185,7 +185,7 @@ def test_program(build: Callable[[str, str], Command], program: str, variant: st
     if (program, variant) == ("c_api_stress", "thread"):
         # ThreadSanitizer supports no thread that a forked child starts, such as the watcher's; watch_stress tests that
         # one. Nor does it support reads of the status page while the page is remapped with the same figures.
-        command = ["env", "PINNING_WATCH=0", "PINNING_STATUS=0", *command]
+        command = ["env", "PINNING_WATCH=off", "PINNING_STATUS=off", *command]
     status, said = output(command, 300)
     assert status == 0, f"{' '.join(command)}\n{said}"
     if "SKIPPED" in said:

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../../base/setting.hpp"
 #include "../output.hpp"
 #include "../this_process.hpp"
 #include "../openmp/tool.hpp"
@@ -164,8 +165,8 @@ class Ledger {
 
   /// If the tool runs, its trace is used for both.
   void open_trace() {
-    char const* const file = std::getenv("PINNING_TRACE");
-    if (file != nullptr && *file != 0 && openmp::Tool::running() == nullptr) own_trace_ = tool::Trace::open(file);
+    char const* const file = setting("PINNING_TRACE");
+    if (*file != 0 && openmp::Tool::running() == nullptr) own_trace_ = tool::Trace::open(file);
   }
   void finish_trace() {
     if (own_trace_) own_trace_->finish();
@@ -236,13 +237,13 @@ Ledger& ledger() {
 void at_exit(int, void*) {
   if (!tool::this_process.began || tool::this_process.sandboxed || !tool::this_process.copies) return;
   ledger().finish_trace();
-  char const* const report = std::getenv("PINNING_REPORT");
-  if (!openmp::Tool::was_started() && report != nullptr && *report != 0) tool::write_report(report, ledger().text());
+  char const* const report = setting("PINNING_REPORT");
+  if (!openmp::Tool::was_started() && *report != 0) tool::write_report(report, ledger().text());
 }
 
 [[gnu::constructor]] void begin() {
   tool::text_of_copies = [] { return tool::this_process.copies ? ledger().text() : std::string(); };
-  if (std::getenv("PINNING_REPORT") != nullptr || std::getenv("PINNING_TRACE") != nullptr) on_exit(at_exit, nullptr);
+  if (*setting("PINNING_REPORT") != 0 || *setting("PINNING_TRACE") != 0) on_exit(at_exit, nullptr);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ struct Settings {
 /// From the environment at the time when this library was loaded; before that, all copies go to the driver.
 extern Settings settings;
 
-/// Report an invalid setting, once.
+/// Report invalid settings, each once.
 void complain_of_settings();
 
 }  // namespace pinning::tool::cuda

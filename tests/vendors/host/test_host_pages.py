@@ -110,7 +110,7 @@ def run(program: str, **variables: str) -> None:
 
 
 def test_nor_where_nobody_tells_and_others_map_in_between() -> None:
-    run(UNWATCHED.replace("ROUNDS", str(ROUNDS)), PINNING_WATCH="0")
+    run(UNWATCHED.replace("ROUNDS", str(ROUNDS)), PINNING_WATCH="off")
 
 
 IDLE = """

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings in environment variables; docs/environment.md lists them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from pinning.errors import PinningError
+
+
+def chosen(name: str, words: tuple[str, ...], otherwise: str) -> str:
+    """The word that a variable has as its value, in any case; `otherwise` if it is unset or empty.
+
+    Raises
+    ------
+    PinningError
+        It has another value.
+    """
+    value = os.environ.get(name) or otherwise
+    if value.lower() not in words:
+        known = f"{', '.join(words[:-1])} or {words[-1]}"
+        raise PinningError(f"{name} is {value!r}; it must be {known}: set one of these, or unset it")
+    return value.lower()
+
+
+def is_switched_on(name: str) -> bool:
+    """Whether a switch that is off by default is on; warns if it is neither."""
+    try:
+        return chosen(name, ("off", "on"), "off") == "on"
+    except PinningError as wrong:
+        warnings.warn(f"{wrong}; off counts", RuntimeWarning, stacklevel=2)
+        return False
