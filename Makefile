@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := $(VENV)/wheel
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find pagetable pinning plugins pytest_pinning native -type f -not -name '*.so' -not -path '*/__pycache__/*')
+  $(shell find pagetable pinning pinning_command plugins pytest_pinning native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 # Intel's OpenCL for CPUs, as in TEST_EXTRAS=test,plot,ur-cpu, is the one vendor's driver that needs no GPU; but 0.7 GB.
 TEST_EXTRAS := test,plot

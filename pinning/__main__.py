@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m pinning`` is ``pinning``."""
 
-from pinning.cli.command import main
+from pinning_command import main
 
 if __name__ == "__main__":
     main()

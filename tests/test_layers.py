@@ -74,8 +74,12 @@ NATIVE = (
     "tool/cuda",
 )
 
-# Imports from higher layers that only a type checker makes, for annotations.
-FOR_TYPES = {"pinning/__init__.py": tuple(INTEGRATIONS), "pinning/queues/queue.py": ("pinning.memory",)}
+# Imports from higher layers: two that only a type checker makes, for annotations, and that of the commands.
+UPWARD = {
+    "pinning/__init__.py": tuple(INTEGRATIONS),
+    "pinning/queues/queue.py": ("pinning.memory",),
+    "pinning/__main__.py": ("pinning_command",),
+}
 
 Source = tuple[str, int, str]  # file, line, module or header
 
@@ -91,7 +95,7 @@ def imports(folder: Path) -> Iterator[Source]:
             continue
         name = f"{folder.name}/{path.relative_to(folder)}"
         for line, module in found:
-            if not module.startswith(FOR_TYPES.get(name, ())):
+            if not module.startswith(UPWARD.get(name, ())):
                 yield name, line, module
 
 

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pinning.cli.run import library
+from pinning_command.run import library
 
 HERE = Path(__file__).parent
 EVERYTHING = ["cudart", "cudart-shared", "torch", "cupy", "numba", "jax", "cuda", "loader", "model"]

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from pinning.cli.run import environment
+from pinning_command.run import environment
 
 TOOL = {"PINNING_LOCK_MIN_BYTES": "4096"}
 VARIANTS: dict[str, tuple[list[str], dict[str, str] | None]] = {
@@ -58,7 +58,7 @@ def seconds(program: Path, count: int, size: int, variant: str) -> float:
     arguments, policy = VARIANTS[variant]
     variables = dict(os.environ)
     if policy is not None:
-        variables = {**environment(os.environ, None, None, None), **policy}
+        variables = {**environment(os.environ), **policy}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([program, str(count), str(size), *arguments], env=variables, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

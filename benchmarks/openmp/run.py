@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pinning.cli.run import environment
+from pinning_command.run import environment
 
 VARIANTS = ("plain", "tool", "by hand")
 Figures = dict[str, float]
@@ -58,7 +58,7 @@ def main(
 def measure(program: Path, mib: int, variant: str) -> tuple[Figures, str]:
     variables: Mapping[str, str] = os.environ
     if variant == "tool":
-        variables = environment(os.environ, None, Path("-"), None)
+        variables = environment(os.environ, {"PINNING_REPORT": "-"})
     command = [str(program), str(mib), *(["locked"] if variant == "by hand" else [])]
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     if done.returncode:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from pinning.cli.run import environment
+from pinning_command.run import environment
 
 POLICIES: dict[str, dict[str, str]] = {
     "as by default": {},
@@ -30,7 +30,7 @@ def main(programs: Annotated[list[Path], typer.Argument(exists=True)], rounds: i
     for program in programs:
         plain = outcome(program, dict(os.environ))
         for policy, variables in POLICIES.items():
-            watched = environment({**os.environ, **variables}, None, Path("-"), None)
+            watched = environment({**os.environ, **variables}, {"PINNING_REPORT": "-"})
             same = all(outcome(program, watched)[:2] == plain[:2] for _ in range(rounds))
             print(f"{'same' if same else 'DIFFERS'}  {program.name}, {policy}")
             if not same:

@@ -5,9 +5,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -59,6 +61,23 @@ class Unsignalled {
   sigset_t these_, before_;
 };
 
+/// Whether a file has only what `pinning run` leaves in it.
+bool is_unwritten(int descriptor) {
+  char begin[32];
+  ssize_t const length = pread(descriptor, begin, sizeof begin, 0);
+  std::string_view const text(begin, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  return length >= 0 && (text.empty() || text == "[]\n" || text.starts_with("pinning: no report:"));
+}
+
+/// Take a file for this process, which keeps its lock; -1 if another process has written it, or takes it too.
+int take_unwritten(std::string const& path) {
+  int const descriptor = open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOCTTY);
+  bool const is_free = flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno == EOPNOTSUPP || errno == ENOLCK;
+  if (is_free && is_unwritten(descriptor) && ftruncate(descriptor, 0) == 0) return descriptor;
+  if (descriptor >= 0) close(descriptor);
+  return -1;
+}
+
 int make(std::string const& path) {
   return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
 }
@@ -77,7 +96,7 @@ Output Output::create(std::string const& path) {
     struct stat found;
     if (stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {  // a device or a pipe
       descriptor = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
-    } else {
+    } else if (descriptor = take_unwritten(path); descriptor < 0) {
       descriptor = make(made = of_this_process(path));
       if (descriptor >= 0) say("there is a file " + path + " already: this process writes to " + made);
     }
@@ -92,6 +111,15 @@ Output Output::create(std::string const& path) {
     std::free(whole);
   }
   return Output(descriptor, std::move(made));
+}
+
+bool Output::is_written(std::string const& path) {
+  int const descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  struct stat found;
+  bool const is_file = fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode);
+  bool const is_written = is_file && !is_unwritten(descriptor);
+  if (descriptor >= 0) close(descriptor);
+  return is_written;
 }
 
 Output::Output(int descriptor, std::string path) noexcept

@@ -32,7 +32,7 @@ from leaving import (
     unmapped_in_part,
 )
 from pinning.map.pinned_map import watch_problem
-from pinning.cli.run import library
+from pinning_command.run import library
 
 CYCLES = int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
 
@@ -233,7 +233,7 @@ for refused in (
     ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]
 )
 def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
-    look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli.app import app; app(['doctor'])"
+    look = "import leaving; leaving.forbid_userfaultfd(); from pinning_command.app import app; app(['doctor'])"
     text = " ".join(run_python("-c", look, COLUMNS="100", preloaded=preloaded).split())
     assert said in text
     assert "seccomp" in text
@@ -328,7 +328,7 @@ def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None
 
 def test_pinning_run_watches_a_program_without_openmp() -> None:
     program = "import numpy, pinning, pinning.map.pinned_map; pinning.lock(numpy.ones(1), device='host').unlock()"
-    command = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run", "--"]
+    command = [sys.executable, "-c", "from pinning_command import main; main()", "run", "--"]
     command += [sys.executable, "-c", f"{program}; print(pinning.map.pinned_map.hears_of_calls())"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -20,7 +20,7 @@ from child_process import run_in_child
 from folders import PYTHONPATH
 from installed import ROOT, run
 from limits import needs_room_to_lock
-from pinning.cli.run import library
+from pinning_command.run import library
 from pinning.copies import Reason
 
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]

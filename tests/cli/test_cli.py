@@ -46,7 +46,7 @@ class Pinning:
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
         """Run a command after the Python code `first`; with `memlock`, as an ordinary user with that limit."""
-        program = f"{_OWN_NAMES}\n{first}\nfrom pinning.cli.command import main\nmain()"
+        program = f"{_OWN_NAMES}\n{first}\nfrom pinning_command import main\nmain()"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
         environment.update(variables)
         if python_path:
@@ -267,9 +267,21 @@ def test_what_builds_ask_for_needs_no_command(option: str, first: str, pinning: 
     assert option in pinning.text("--help")
 
 
-@pytest.mark.parametrize("command", [["doctor"], ["run", "--", "true"], []], ids=" ".join)
+@pytest.mark.parametrize("command", [["doctor"], ["run", "--help"], []], ids=" ".join)
 def test_commands_say_what_to_install(pinning: Pinning, command: list[str]) -> None:
     assert "pip install typer rich" in pinning.text(*command, first=WITHOUT_CLI, exit_code=1)
+
+
+def test_run_needs_neither_the_commands_libraries_nor_numpy(pinning: Pinning) -> None:
+    without = f"{WITHOUT_CLI}; sys.modules['numpy'] = None"
+    for options in ([], ["--copies=off", "--report-file", "/dev/null", "--"]):
+        done = pinning("run", *options, "printf", "done", first=without)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done", "")
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["run"]], ids=" ".join)
+def test_help_needs_no_numpy(pinning: Pinning, command: list[str]) -> None:
+    assert "Usage: pinning" in pinning.text(*command, "--help", first="import sys; sys.modules['numpy'] = None")
 
 
 def test_python_m_pinning_is_pinning() -> None:

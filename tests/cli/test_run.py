@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PINNING_RUN = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run"]
+PINNING_RUN = [sys.executable, "-P", "-c", "from pinning_command import main; main()", "run"]
 
 
 def output(command: list[object], variables: Mapping[bytes, bytes] = os.environb) -> bytes:

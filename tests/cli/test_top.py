@@ -68,7 +68,7 @@ def program() -> Iterator[Program]:
         yield program
 
 
-TOP = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "top"]
+TOP = [sys.executable, "-c", "from pinning_command import main; main()", "top"]
 
 
 def top(*arguments: object, columns: int = 100) -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,7 @@ def outcome(*command: object, preload: str = "", streams: bool = True, **variabl
 
 def by_run(*command: object) -> tuple[int, str, str]:
     """The same by ``pinning run``."""
-    run = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run", "--"]
+    run = [sys.executable, "-P", "-c", "from pinning_command import main; main()", "run", "--"]
     code, out, errors = outcome(*run, *command)
     return code, out, errors
 

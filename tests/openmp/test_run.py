@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,11 +23,11 @@ from programs import (
     where_the_runtime_is,
 )
 
-NEVER = "pinning: the tool was never started, and nothing was locked: "
+NEVER = "pinning: nothing was staged or locked: "
 
 
 def pinning_run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run"]
+    command = [sys.executable, "-P", "-c", "from pinning_command import main; main()", "run"]
     environment = {**os.environ, **where_the_runtime_is(), **variables}
     with tidied():
         return subprocess.run(
@@ -71,13 +72,35 @@ def test_what_is_no_program_gives_the_codes_of_a_shell(tmp_path: Path) -> None:
 
 def test_a_program_that_no_runtime_tells_of_is_said(tmp_path: Path) -> None:
     done = pinning_run("--report", "true")
-    assert (done.returncode, done.stderr) == (0, f"{NEVER}no OpenMP runtime is loaded\n")
+    neither = f"{NEVER}CUDA's driver was not opened, and no OpenMP runtime is loaded\n"
+    assert (done.returncode, done.stderr) == (0, neither)
+    assert pinning_run("--lock-mapped", "mandatory", "true").stderr == f"{NEVER}no OpenMP runtime is loaded\n"
     assert pinning_run("--lock-mapped", "mandatory", "true").returncode == 1
     assert pinning_run("--lock-mapped", "mandatory", "sh", "-c", "exit 3").returncode == 3
 
 
-def test_a_program_that_only_starts_others_is_no_such_program() -> None:
+def test_a_program_that_only_starts_others_is_no_such_program(tmp_path: Path) -> None:
     assert pinning_run("--report", "--lock-mapped", "mandatory", "sh", "-c", "ls / > /dev/null; true").stderr == ""
+    starts = [sys.executable, "-c", "import os, subprocess; os.chdir('/'); subprocess.run('true')"]
+    report, trace = tmp_path / "report", tmp_path / "trace.json"
+    files = ["--report-file", os.path.relpath(report), "--trace", os.path.relpath(trace)]
+    for _ in range(2):
+        assert pinning_run(*files, *starts).stderr == ""
+        assert "those that it has started report for themselves" in report.read_text()
+        assert len(json.loads(trace.read_text())) == 1
+        assert set(tmp_path.iterdir()) == {report, trace}
+    assert pinning_run(*files, "sh", "-c", "kill -9 $$").returncode == -9
+    assert "it ended by a signal" in report.read_text()
+    assert json.loads(trace.read_text()) == []
+
+
+@pytest.mark.parametrize("option", ["--report-file", "--trace"])
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, option: str) -> None:
+    full = tmp_path / "not" / "there"
+    done = pinning_run(option, full, "--", "echo", "started")
+    said = f"pinning: {full} cannot be written: No such file or directory; nothing was started\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    assert "Is a directory" in pinning_run(option, tmp_path, "--", "true").stderr
 
 
 def compiled_by_gcc(folder: Path, construct: str) -> Path:
@@ -128,7 +151,9 @@ def test_a_program_that_no_library_can_be_loaded_into(tmp_path: Path) -> None:
     done = pinning_run(built)
     assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", f"pinning: {why}\n")
     done = pinning_run("--lock-mapped", "mandatory", built)
-    assert (done.returncode, done.stdout, "".join(why.split()) in "".join(done.stderr.split())) == (1, "", True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pinning: {why}\n")
+    done = pinning_run("--trace", tmp_path / "trace.json", built)
+    assert (done.returncode, done.stdout, f"{why}; run it without" in done.stderr) == (1, "", True)
 
 
 def test_a_program_that_is_a_tool_itself(program: Callable[[Path], Path], tmp_path: Path) -> None:

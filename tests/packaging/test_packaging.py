@@ -18,7 +18,7 @@ import pytest
 from installed import ROOT, installed, wheel
 
 VENDORS = {"cuda", "hip", "host", "hsa", "ur"}
-PACKAGES = {"pagetable", "pinning", "pytest_pinning", *(f"pinning_{vendor}" for vendor in VENDORS)}
+PACKAGES = {"pagetable", "pinning", "pinning_command", "pytest_pinning", *(f"pinning_{vendor}" for vendor in VENDORS)}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -129,7 +129,7 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
     entry_points = ConfigParser()
     entry_points.read_string(content[f"{info}/entry_points.txt"])
-    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.cli.command:main"}
+    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning_command:main"}
     assert dict(entry_points["pinning.plugins"]) == {vendor: f"pinning_{vendor}:plugin" for vendor in VENDORS}
     assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// If the tool was loaded into a program and no runtime has started it: one line at exit, and status 1 if locks are
-// mandatory, because otherwise the lack of a report would be unexplained. If no report is expected, only a program that
-// offloads and whose runtime can never start the tool gets the line. A program that has forbidden itself system calls
-// may be killed by any that this makes, and gets neither.
+// If this library was loaded into a program that neither started the tool nor copied: one line at exit, in the report's
+// file if there is one, and status 1 if locks are mandatory, because otherwise the lack of a report would be unexplained.
+// If no report is expected, only a program that offloads and whose runtime can never start the tool gets the line. A
+// program that has forbidden itself system calls may be killed by any that this makes, and gets none of these.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/resource.h>
@@ -17,7 +17,10 @@
 #include <string>
 #include <string_view>
 
+#include "../../base/setting.hpp"
 #include "../output.hpp"
+#include "../report.hpp"
+#include "../trace.hpp"
 #include "tool.hpp"
 
 namespace pinning::tool::openmp {
@@ -44,11 +47,6 @@ namespace {
 // From the environment at program start.
 bool is_the_run;         // this is the process of `pinning run`, which has executed the program
 bool wanted, mandatory;  // wanted: a report, a trace or mandatory locks
-
-char const* variable(char const* name) {
-  char const* const value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 bool has_had_children() {
   rusage used;
@@ -84,7 +82,7 @@ bool has_gcc_targets() {
 
 // Why the runtime can never start the tool; empty if it can.
 std::string obstacle(std::string const& runtime) {
-  if (std::strcmp(variable("OMP_TOOL"), "disabled") == 0) return "OMP_TOOL=disabled forbids it; unset that";
+  if (std::strcmp(setting("OMP_TOOL"), "disabled") == 0) return "OMP_TOOL=disabled forbids it; unset that";
   Dl_info first, self;
   void* const asked = dlsym(RTLD_DEFAULT, "ompt_start_tool");
   if (asked != nullptr && dladdr(asked, &first) != 0 && dladdr(&is_the_run, &self) != 0 &&
@@ -98,26 +96,44 @@ std::string obstacle(std::string const& runtime) {
   return "";
 }
 
-// Why the tool was not started although nothing prevents it.
-std::string no_occasion(std::string const& runtime) {
-  if (!runtime.empty()) return runtime + " has not started: the program has come to no OpenMP construct";
-  bool const cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr && !this_process.copies;
-  return std::string("no OpenMP runtime is loaded") + (cuda ? ", and CUDA's copies were looked for in no way that is seen" : "");
+// Why nothing was staged or locked.
+std::string reason(std::string const& runtime, bool is_of_openmp) {
+  bool const cuda = !this_process.copies && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr;
+  if (cuda && !is_of_openmp) return "CUDA's copies were looked for in no way that is seen";
+  std::string const first = is_of_openmp ? "" : "CUDA's driver was not opened, and ";
+  if (runtime.empty()) return first + "no OpenMP runtime is loaded";
+  if (std::string const why = obstacle(runtime); !why.empty()) return first + why;
+  return first + runtime + " has not started: the program has come to no OpenMP construct";
+}
+
+// Write the files that were asked for, unless a process of this run has. False if the report goes to no file.
+bool write_files(std::string const& text) {
+  char const *const report = setting("PINNING_REPORT"), *const trace = setting("PINNING_TRACE");
+  bool const in_file = *report != 0 && std::strcmp(report, "-") != 0;
+  if (in_file && !Output::is_written(report)) write_report(report, "pinning: " + text + "\n");
+  if (auto const file = *trace != 0 && !Output::is_written(trace) ? Trace::open(trace) : nullptr) file->finish();
+  return in_file;
 }
 
 void at_exit(int status, void*) {
   if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
   if (this_process.copies && !mandatory && !may_offload(loaded)) return;  // a CUDA program, which gets its own report
+  bool const has_files = is_the_run && !this_process.copies;
   // A shell, or another program that starts programs: those report for themselves.
-  if (loaded.empty() && (!is_the_run || has_had_children())) return;
-  std::string const why = obstacle(loaded);
+  if (loaded.empty() && (!is_the_run || has_had_children())) {
+    if (has_files) write_files("nothing was staged or locked in this process; those that it has started report for themselves");
+    return;
+  }
+  bool const offloads = may_offload(loaded) || (loaded.starts_with("libgomp") && has_gcc_targets());
   if (!wanted) {
-    bool const offloads = may_offload(loaded) || (loaded.starts_with("libgomp") && has_gcc_targets());
-    if (why.empty() || !offloads) return;
+    if (!offloads || obstacle(loaded).empty()) return;
     if (process_watcher().was_asked()) return;  // it locks memory itself, with these hooks
   }
-  say("the tool was never started, and nothing was locked: " + (why.empty() ? no_occasion(loaded) : why));
+  std::string const text = std::string(this_process.copies ? "nothing was locked: " : "nothing was staged or locked: ") +
+                           reason(loaded, offloads || mandatory);
+  bool const in_file = has_files && write_files(text);
+  if (!in_file || offloads || mandatory) say(text);
   if (!mandatory || status != 0) return;
   std::fflush(nullptr);
   _exit(1);
@@ -125,9 +141,9 @@ void at_exit(int status, void*) {
 
 [[gnu::constructor]] void begin() {
   Output::standard_error();
-  is_the_run = std::atoi(variable("PINNING_RUN")) == getpid();
-  mandatory = strcasecmp(variable("PINNING_LOCK_MAPPED"), "mandatory") == 0;
-  wanted = mandatory || *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
+  is_the_run = std::atoi(setting("PINNING_RUN")) == getpid();
+  mandatory = strcasecmp(setting("PINNING_LOCK_MAPPED"), "mandatory") == 0;
+  wanted = mandatory || *setting("PINNING_REPORT") != 0 || *setting("PINNING_TRACE") != 0;
   if (is_the_run || wanted) on_exit(at_exit, nullptr);
 }
 

@@ -18,8 +18,8 @@ import pinning
 from folders import PYTHONPATH
 from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc, mremap
 from limits import locked_kib
-from pinning.cli.run import library
 from pinning.map.pinned_map import watch_problem
+from pinning_command.run import library
 
 ROUNDS = 10 * int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
 PAGE = mmap.PAGESIZE

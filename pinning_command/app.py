@@ -6,23 +6,37 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import pinning
-from pinning.cli import bench as benching
-from pinning.cli import bench_view, demo_view, doctor_view, status, top_view
-from pinning.cli import demo as demonstrating
-from pinning.cli import doctor as examining
-from pinning.cli import run as running
-from pinning.cli.answers import ANSWERS
-from pinning.cli.output import console, print_json, progress_bar, say_error
-from pinning.plugin import Device
+from pinning_command import run as running
+from pinning_command.answers import ANSWERS
 
+if TYPE_CHECKING:
+    from pinning.plugin import Device
+
+# Each command imports what it needs, because `pinning` takes a while.
 warnings.filterwarnings("ignore", "the host is the default device")  # `doctor` reports this, with a remedy
+
+
+class LockMapped(StrEnum):
+    """The values of `PINNING_LOCK_MAPPED`."""
+
+    OFF = "off"
+    ON = "on"
+    MANDATORY = "mandatory"
+
+
+class Copies(StrEnum):
+    """The values of `PINNING_COPIES`."""
+
+    OFF = "off"
+    ON = "on"
+
 
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
@@ -40,6 +54,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 @app.command()
 def demo(device: _Name = None, json: _Json = False) -> None:
     """Lock real buffers, look them up, copy them, compare them and unlock them."""
+    from pinning.cli import demo as demonstrating
+    from pinning.cli import demo_view
+    from pinning.cli.output import console, print_json, progress_bar
+
     with _failures(json), progress_bar(quiet=json) as step:
         report = demonstrating.run(_device(device), step)
     if json:
@@ -52,6 +70,10 @@ def demo(device: _Name = None, json: _Json = False) -> None:
 @app.command()
 def doctor(json: _Json = False) -> None:
     """Report what can be locked on this machine and what would help; exits with 1 if nothing can be locked."""
+    from pinning.cli import doctor as examining
+    from pinning.cli import doctor_view
+    from pinning.cli.output import console, print_json
+
     report = examining.run()
     if json:
         print_json(report, ok=report.ok)
@@ -70,6 +92,10 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Take a few seconds instead of most of a minute.")] = False,
 ) -> None:
     """Measure lookups, locks and copies on this machine."""
+    from pinning.cli import bench as benching
+    from pinning.cli import bench_view
+    from pinning.cli.output import console, print_json, progress_bar
+
     with _failures(json):
         if plot and not find_spec("matplotlib"):
             raise ModuleNotFoundError("--plot needs matplotlib: pip install matplotlib")
@@ -93,32 +119,30 @@ def run(
         list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="The program to run, usually after --.")
     ],
     lock_mapped: Annotated[
-        running.LockMapped | None, typer.Option(help="Overrides PINNING_LOCK_MAPPED; default: on.")
+        LockMapped | None, typer.Option(help="Overrides PINNING_LOCK_MAPPED; default: on.")
     ] = None,
     copies: Annotated[
-        running.Copies | None,
+        Copies | None,
         typer.Option(help="Overrides PINNING_COPIES; off only records copies; default: on."),
     ] = None,
     report: Annotated[bool, typer.Option("--report", help="Report at exit what was locked and copied.")] = False,
     report_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write the report to a file instead of standard error."),
+        typer.Option(metavar="FILE", help="Write the report to a file instead of standard error."),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write a timeline for Perfetto.")
+        Path | None, typer.Option(metavar="FILE.json", help="Write a timeline for Perfetto.")
     ] = None,
 ) -> None:
     """Run a program: stage its CUDA copies of ordinary memory, and lock the buffers that OpenMP maps to devices."""
-    with _failures(as_json=False):
-        file = report_file or (Path("-") if report else None)
-        try:
-            found = running.find(program[0])
-            base = running.start_environment()
-            variables = running.environment(base, lock_mapped, file, trace, copies, Path(found))
-            running.become(found, program, variables, [report_file, trace])
-        except running.CannotRunError as error:
-            say_error(str(error), as_json=False)
-            raise typer.Exit(error.code) from None
+    given = {
+        "--lock-mapped": lock_mapped,
+        "--copies": copies,
+        "--report": "-" if report else None,
+        "--report-file": report_file,
+        "--trace": trace,
+    }
+    raise typer.Exit(running.start(program, {name: str(value) for name, value in given.items() if value}))
 
 
 @app.command()
@@ -129,6 +153,8 @@ def top(
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show what processes have locked, its owners, and their copies; works for a hung process too."""
+    from pinning.cli import status, top_view
+    from pinning.cli.output import console, print_json, say_error
 
     def look() -> list[status.Status]:
         return status.all_status() if pid is None else [status.status_of(pid)]
@@ -160,12 +186,17 @@ def main(
 
 
 def _device(name: str | None) -> Device:
+    import pinning
+
     return pinning.default_device() if name is None else pinning.device(name)
 
 
 @contextmanager
 def _failures(as_json: bool) -> Iterator[None]:
     """Report an error without a traceback and exit with 1, or with 130 after Ctrl-C."""
+    import pinning
+    from pinning.cli.output import say_error
+
     try:
         yield
     except (pinning.PinningError, OSError, MemoryError, ImportError) as error:

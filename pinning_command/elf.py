@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
-from pathlib import Path
 
 PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
 
 
-@dataclass(frozen=True)
 class Elf:
     """The header of an ELF file.
 
@@ -19,15 +16,16 @@ class Elf:
     ----------
     native : bool
         It is for this processor and of this process's word size.
-    loader : Path or None
+    loader : str or None
         The program that loads it; None if it is a library, the loader itself, or statically linked.
     """
 
-    native: bool
-    loader: Path | None
+    def __init__(self, native: bool, loader: str | None) -> None:
+        self.native = native
+        self.loader = loader
 
 
-def read(path: Path) -> Elf | None:
+def read(path: str) -> Elf | None:
     """The header of an ELF file; None for other files.
 
     Raises
@@ -35,7 +33,7 @@ def read(path: Path) -> Elf | None:
     OSError, struct.error
         It cannot be read, or ends early.
     """
-    with path.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
+    with open(path, "rb") as file, open("/proc/self/exe", "rb") as own:
         head, ours = file.read(64), own.read(64)
         if len(head) < 52 or head[:4] != b"\x7fELF":
             return None
@@ -48,11 +46,12 @@ def read(path: Path) -> Elf | None:
             kind, start, length = struct.unpack_from(order + ("I4xQ16xQ" if wide else "II8xI"), headers, i * size)
             if kind == PT_INTERP:
                 file.seek(start)
-                loader = Path(os.fsdecode(file.read(length).rstrip(b"\0")))
+                loader = os.fsdecode(file.read(length).rstrip(b"\0"))
         native = (head[4:6], head[18:20]) == (ours[4:6], ours[18:20])  # class, byte order, machine
         return Elf(native, loader)
 
 
-def is_glibcs(loader: Path) -> bool:
+def is_glibcs(loader: str) -> bool:
     """Whether a loader is that of glibc, for any processor: it then has a version of symbols for glibc's own use."""
-    return b"GLIBC_PRIVATE\0" in loader.read_bytes()
+    with open(loader, "rb") as file:
+        return b"GLIBC_PRIVATE\0" in file.read()
