@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,7 +149,7 @@ def run(
 @app.command()
 def top(
     pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; default: all of yours.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
     json: _Json = False,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
@@ -162,7 +163,7 @@ def top(
     try:
         if json:
             print_json({"processes": look()})
-        elif once:
+        elif once or not sys.stdout.isatty():
             top_view.show(look(), pid is not None, console())
         else:
             top_view.watch(look, pid is not None, seconds, console())

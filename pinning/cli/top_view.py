@@ -83,7 +83,7 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
     shown.expand = True
     shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # the remaining width
     for each in processes:
-        command, since = Text(each.command), _ago(each.time - each.since)
+        command, since = Text(_named(each.command)), _ago(each.time - each.since)
         figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
         shown.add_row(str(each.pid), *figures, since, command)
     if processes:
@@ -93,7 +93,7 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
 
 def _details(status: Status, before: Status | None) -> RenderableType:
     head = Text.from_markup(
-        f"[bold]{status.pid}[/]  {escape(status.command[:80])}\n"
+        f"[bold]{status.pid}[/]  {escape(_named(status.command)[:80])}\n"
         f"[bold]{size(status.locked)}[/] locked in {_many(len(status.ranges) + status.unlisted, 'range')}; "
         f"{_many(status.registrations, 'registration')} in {_ago(status.time - status.since)}\n"
         f"budget {_limit(status.budget)}: {size(status.budget.used)} used, "
@@ -117,6 +117,12 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     left = len(status.ranges) + status.unlisted - min(len(status.ranges), _SHOWN)
     more = [Text(f"and {left} more")] if left else []
     return Group(head, Text(), copies, Text(), ranges, *more)
+
+
+def _named(command: str) -> str:
+    """The command line, with the program and its script by their names alone."""
+    words = command.split(" ")
+    return " ".join([*(word.rpartition("/")[2] or word for word in words[:2]), *words[2:]])
 
 
 def _limit(budget: Used) -> str:

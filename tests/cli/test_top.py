@@ -196,7 +196,9 @@ def test_what_people_see(program: Program) -> None:
     program("held.append(pinning.lock(memory, device='host'))")
     one = top(program.pid, "--once").stdout
     assert str(program.pid) in one and "mmap.mmap" in one and "32 KiB" in one and "direct" in one
-    assert str(program.pid) in top("--once").stdout
+    assert f"{program.pid}  {Path(sys.executable).name} -c" in one, "the program by its name alone"
+    assert top(program.pid).stdout.splitlines()[0] == one.splitlines()[0], "without a terminal, once"
+    assert str(program.pid) in top().stdout
     assert program.pid in [each["pid"] for each in json.loads(top("--json").stdout)["processes"]]
 
 
