@@ -33,6 +33,7 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
   return guarded([&] {
     room(map);
     pinning::check_alone();
+    if (locker != nullptr) pinning::check_fields(*locker, "pinning_locker");
     if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
       throw InvalidArgument("a locker needs its three functions, and at least one of them is null");
     }
@@ -107,6 +108,7 @@ pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexce
 
 pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* registrar) noexcept {
   return guarded([&] {
+    if (registrar != nullptr) pinning::check_fields(*registrar, "pinning_registrar");
     if (registrar == nullptr || registrar->add == nullptr || registrar->remove == nullptr) {
       throw InvalidArgument("a registrar needs its two functions, and at least one of them is null");
     }
@@ -129,7 +131,8 @@ pinning_status pinning_remove_registrar(pinning_map* map, void const* self) noex
 pinning_status pinning_get_budget(pinning_budget* budget) noexcept {
   return guarded([&] {
     auto const now = pinning::process_budget().figures();
-    room(budget) = {now.limit, now.locked, now.idle, now.external, now.idle_limit};
+    auto const size = pinning::struct_size(room(budget), "pinning_budget");  // fields that are not known here stay
+    *budget = {size, now.limit, now.locked, now.idle, now.external, now.idle_limit};
   });
 }
 

@@ -3,14 +3,14 @@
 #include "c_work.hpp"
 
 /// A copy in a stream, or in a queue of its own.
-struct pinning_copy {
+struct pinning_async_copy {
   pinning_event end;
   std::shared_ptr<pinning::Lane> lane;
 };
 
 namespace {
 
-using Copy = struct pinning_copy;  // `pinning_copy` alone is the function
+using Copy = pinning_async_copy;
 using pinning::guarded;
 using pinning::InvalidArgument;
 using pinning::Lane;
@@ -50,7 +50,7 @@ pinning_status pinning_copy(pinning_map* map, void* dst, void const* src, size_t
 }
 
 pinning_status pinning_copy_async(pinning_map* map, void* dst, void const* src, size_t size, void* stream,
-                                  struct pinning_copy** copy) noexcept {
+                                  pinning_async_copy** copy) noexcept {
   return guarded([&] {
     pinning::room(copy);
     *copy = submitted(map, pinning::RangeWork(dst, src, size), stream);
@@ -64,29 +64,29 @@ pinning_status pinning_copy_batch(pinning_map* map, void* const* dsts, void cons
 
 pinning_status pinning_copy_batch_async(pinning_map* map, void* const* dsts, void const* const* srcs,
                                         size_t const* sizes, size_t count, void* stream,
-                                        struct pinning_copy** copy) noexcept {
+                                        pinning_async_copy** copy) noexcept {
   return guarded([&] {
     pinning::room(copy);
     *copy = submitted(map, pinning::BatchWork(dsts, srcs, sizes, count), stream);
   });
 }
 
-pinning_status pinning_copy_path(struct pinning_copy const* copy, pinning_path* path) noexcept {
+pinning_status pinning_copy_path(pinning_async_copy const* copy, pinning_path* path) noexcept {
   if (copy == nullptr) return guarded([&] { given_copy(copy); });
   return pinning_event_path(&copy->end, path);
 }
 
-pinning_status pinning_copy_reason(struct pinning_copy const* copy, pinning_reason* reason) noexcept {
+pinning_status pinning_copy_reason(pinning_async_copy const* copy, pinning_reason* reason) noexcept {
   if (copy == nullptr) return guarded([&] { given_copy(copy); });
   return pinning_event_reason(&copy->end, reason);
 }
 
-pinning_status pinning_copy_done(struct pinning_copy* copy, int* done) noexcept {
+pinning_status pinning_copy_done(pinning_async_copy* copy, int* done) noexcept {
   if (copy == nullptr) return guarded([&] { given_copy(copy); });
   return pinning_event_done(&copy->end, done);
 }
 
-pinning_status pinning_copy_wait(struct pinning_copy* copy) noexcept {
+pinning_status pinning_copy_wait(pinning_async_copy* copy) noexcept {
   return guarded([&] {
     std::unique_ptr<Copy> const owned(&given_copy(copy));
     auto const quietly = [](auto&& step) {

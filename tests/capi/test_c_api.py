@@ -20,8 +20,8 @@ from child_process import run_in_child
 from folders import PYTHONPATH
 from installed import ROOT, run
 from limits import needs_room_to_lock
-from pinning_command.run import library
 from pinning.copies import Reason
+from pinning_command.run import library
 
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -105,7 +105,7 @@ for i in {[first, 1 - first]}:
     map = c_void_p()
     libraries[i].pinning_last_error.restype = c_char_p
     print(i, libraries[i].pinning_map_open(byref(map), b"host:0"), libraries[i].pinning_last_error().decode())
-    functions = (c_void_p * 4)(0, 8, 8, 8)
+    functions = (c_void_p * 5)(40, 0, 8, 8, 8)
     print(i, libraries[i].pinning_map_create(byref(map), functions))
 with pinning.lock(memory, device="host") as lock:
     print(lock.held)
@@ -333,7 +333,7 @@ static void *count_one(void *done) {
   return 0;
 }
 int main(void) {
-  pinning_locker const calls = {0, lock, unlock, is_pinned};
+  pinning_locker const calls = {sizeof calls, 0, lock, unlock, is_pinned};
   pthread_t threads[2];
   int done[2] = {0};
   void *ends[2];

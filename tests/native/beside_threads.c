@@ -46,13 +46,13 @@ static pinning_status take_back(void *self, void *known_as) {
 }
 
 static int add_a_registrar(char *memory) {
-    const pinning_registrar registrar = {memory, "a registrar", 0, add, take_back};
+    const pinning_registrar registrar = {sizeof registrar, memory, "a registrar", 0, add, take_back};
     int right = pinning_add_registrar(map, &registrar) == PINNING_OK;
     return lock(memory) && pinning_remove_registrar(map, memory) == PINNING_OK && right;
 }
 
 static int change_the_budget(char *memory) {
-    pinning_budget budget;
+    pinning_budget budget = {.struct_size = sizeof budget};
     return pinning_set_budget(UINT64_MAX) == PINNING_OK && lock(memory) &&
            pinning_give_back_idle(UINT64_MAX, NULL) == PINNING_OK && pinning_get_budget(&budget) == PINNING_OK;
 }
@@ -78,7 +78,7 @@ static pinning_status nothing_is_pinned(void *self, const void *ptr, pinning_pin
 }
 
 static int make_a_map(char *memory) {
-    const pinning_locker calls = {NULL, lock_nothing, unlock_nothing, nothing_is_pinned};
+    const pinning_locker calls = {sizeof calls, NULL, lock_nothing, unlock_nothing, nothing_is_pinned};
     pinning_map *made;
     return pinning_map_create(&made, &calls) == PINNING_OK && pinning_lock(made, memory, SIZE, NULL) == PINNING_OK &&
            pinning_map_destroy(made) == PINNING_OK;

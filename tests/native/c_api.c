@@ -64,7 +64,7 @@ static pinning_status vendor_is_pinned(void *self, const void *ptr, pinning_pinn
   *pinned = v->foreign;
   return PINNING_OK;
 }
-static const pinning_locker locker = {&vendor, vendor_lock, vendor_unlock, vendor_is_pinned};
+static const pinning_locker locker = {sizeof(pinning_locker), &vendor, vendor_lock, vendor_unlock, vendor_is_pinned};
 
 static size_t count(pinning_map *map) {
   size_t all = 99;
@@ -87,6 +87,21 @@ static void arguments(pinning_map *map) {
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(NULL, &locker));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, NULL));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
+  struct {
+    pinning_locker known;
+    size_t more;
+  } newer = {locker, 1};
+  newer.known.struct_size = sizeof newer;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &newer.known));
+  SAYS("fields that release " PINNING_VERSION " does not know");
+  newer.more = 0;
+  GIVES(PINNING_OK, pinning_map_create(&none, &newer.known));
+  GIVES(PINNING_OK, pinning_map_destroy(none));
+  none = map;
+  hollow = locker;
+  hollow.struct_size = sizeof hollow - 1;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
+  SAYS("sizeof(pinning_locker)");
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(NULL, "host:0"));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(&none, NULL));
   static const char *const names[] = {"host:", "host:x", "host:-1", "host:01", "host:0 ", "host:99999999999", ":", "host:0:0"};
@@ -245,7 +260,7 @@ static pinning_status book_remove(void *self, void *known_as) {
 }
 
 static void registrars(pinning_map *map) {
-  const pinning_registrar registrar = {&book, "library", 0, book_add, book_remove}, hollow = {0};
+  const pinning_registrar registrar = {sizeof registrar, &book, "library", 0, book_add, book_remove}, hollow = {0};
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, NULL));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, &hollow));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(NULL, &registrar));
@@ -382,7 +397,7 @@ static void copies(pinning_map *map) {
   GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_batch_async(host, dsts, srcs, sizes, 1, NULL, NULL));
   GIVES(PINNING_OK, pinning_copy(host, to, from, 300));
   EXPECT(!memcmp(to, from, 300));
-  struct pinning_copy *copy;
+  pinning_async_copy *copy;
   pinning_path path;
   pinning_reason reason;
   from[299] = 'z';
@@ -437,6 +452,9 @@ static void texts(void) {
   GIVES(PINNING_LOCK_LIMIT, pinning_fail(PINNING_LOCK_LIMIT, NULL));
   EXPECT(!strcmp(pinning_last_error(), ""));
   EXPECT(!strcmp(pinning_version(), PINNING_VERSION));
+  char parts[40];
+  snprintf(parts, sizeof parts, "%d.%d.%d", PINNING_VERSION_MAJOR, PINNING_VERSION_MINOR, PINNING_VERSION_PATCH);
+  EXPECT(!strcmp(parts, PINNING_VERSION));
 }
 
 int main(void) {

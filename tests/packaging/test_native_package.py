@@ -89,7 +89,7 @@ def test_native_alone_installs_no_header_that_needs_python(alone: Path) -> None:
 
 def test_cmake_finds_the_page_table_that_native_alone_installs(alone: Path, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES CXX)\nfind_package(pagetable REQUIRED)\n"
+        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES CXX)\nfind_package(pagetable 0.1 REQUIRED)\n"
         "add_executable(p p.cpp)\ntarget_link_libraries(p PRIVATE pagetable::pagetable)\n"
     )
     (tmp_path / "p.cpp").write_text(
@@ -111,12 +111,15 @@ def test_an_older_mode_of_the_compiler_is_told_what_is_needed(alone: Path, tmp_p
     assert "needs C++20: compile with -std=c++20" in first, done.stderr
 
 
-def test_cmake_refuses_another_version(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["pinning", "pagetable"])
+def test_cmake_refuses_another_version(alone: Path, tmp_path: Path, package: str) -> None:
     cmake = tool("cmake", "pip install cmake")
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES C)\nfind_package(pinning 0.2 REQUIRED)\n"
+        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES C)\nfind_package(PACKAGE 0.2 REQUIRED)\n".replace(
+            "PACKAGE", package
+        )
     )
-    where = f"-Dpinning_DIR={alone / 'lib' / 'cmake' / 'pinning'}"
+    where = f"-D{package}_DIR={alone / 'lib' / 'cmake' / package}"
     done = subprocess.run([cmake, "-S", tmp_path, "-B", tmp_path / "b", where], capture_output=True, text=True)
     assert done.returncode == 1
     assert "0.1.0" in done.stderr

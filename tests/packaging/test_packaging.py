@@ -134,8 +134,16 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 
 
-def test_the_headers_version_is_the_projects(content: dict[str, str]) -> None:
-    assert f'#define PINNING_VERSION "{PROJECT["version"]}"\n' in content["pinning/include/pinning/pinning.h"]
+@pytest.mark.parametrize(
+    ("file", "prefix"),
+    [("pinning/include/pinning/pinning.h", "PINNING"), ("pagetable/include/pagetable/page_table.hpp", "PAGETABLE")],
+)
+def test_the_headers_version_is_the_projects(content: dict[str, str], file: str, prefix: str) -> None:
+    version = PROJECT["version"]
+    defined = dict(re.findall(rf"^#define {prefix}_VERSION(\w*) (.+)$", content[file], re.MULTILINE))
+    major, minor, patch = version.split(".")
+    assert defined == {"": f'"{version}"', "_MAJOR": major, "_MINOR": minor, "_PATCH": patch}
+    assert f"PACKAGE_VERSION {version})" in content["pagetable/cmake/pagetable-config-version.cmake"]
 
 
 def test_the_wheel_names_nobodys_folders(content: dict[str, str]) -> None:

@@ -5,10 +5,14 @@
  *     cc -I$(python -c 'import pinning; print(pinning.include_dirs()[0])') program.c \
  *        -L$DIR -Wl,-rpath,$DIR -lpinning  where DIR is $(python -c 'import pinning; print(pinning.library_dirs()[0])')
  *
- * It needs C99 or C++11.
+ * It needs C99 or C++11. docs/abi.md says what stays the same from release to release.
  *
  * Every function may be called from any thread. One that returns anything but PINNING_OK has changed nothing, unless
  * documented here, and has written nothing through its pointers; `pinning_last_error` then has the reason and a remedy.
+ * One answer is no failure and leaves that text unchanged: PINNING_NOT_LOCKED of `pinning_find`.
+ *
+ * A structure that may grow in later releases begins with `struct_size`, which the program sets to its `sizeof`:
+ * fields after that end have their defaults. One whose last fields this library does not know is accepted if they are 0.
  */
 #ifndef PINNING_PINNING_H
 #define PINNING_PINNING_H
@@ -39,6 +43,9 @@ extern "C" {
 #endif
 
 #define PINNING_VERSION "0.1.0"
+#define PINNING_VERSION_MAJOR 0
+#define PINNING_VERSION_MINOR 1
+#define PINNING_VERSION_PATCH 0
 
 /* The version of the library that is loaded. */
 PINNING_API const char *pinning_version(void) PINNING_NOEXCEPT;
@@ -64,7 +71,10 @@ typedef enum pinning_status PINNING_ENUM {
 /* The meaning of a status, in one sentence; never null. */
 PINNING_API const char *pinning_error_string(pinning_status status) PINNING_NOEXCEPT;
 
-/* Why this thread's last failed call failed: the value, the rule, the remedy. Never null; valid until the next one. */
+/*
+ * Why this thread's last failed call failed: the value, the rule, the remedy. Never null; valid until the next one.
+ * PINNING_NOT_LOCKED of `pinning_find` does not count as a failure.
+ */
 PINNING_API const char *pinning_last_error(void) PINNING_NOEXCEPT;
 
 /* For lockers and registrars: set this thread's error text, and return `status`. */
@@ -87,7 +97,8 @@ typedef struct pinning_pinned {
  * caller, with the text of `pinning_fail`.
  */
 typedef struct pinning_locker {
-  void *self; /* passed to each */
+  size_t struct_size; /* sizeof(pinning_locker) */
+  void *self;         /* passed to each */
   /* Page-lock the range. PINNING_ALREADY_PINNED if others have pinned some of it; then `is_pinned` is called. */
   pinning_status (*lock)(void *self, void *ptr, size_t size, void **device_ptr);
   /* Undo the `lock` of the range that starts at `ptr`. */
@@ -161,9 +172,10 @@ PINNING_API pinning_status pinning_unlock_unmapped(pinning_map *map, const void 
  * than PINNING_OK is returned to the caller that locks or unlocks, with the text of `pinning_fail`.
  */
 typedef struct pinning_registrar {
-  void *self;       /* passed to both; unique among the registrars of a map */
-  const char *name; /* for errors; may be null */
-  size_t piece;     /* the most bytes that `add` takes at once; 0: any */
+  size_t struct_size; /* sizeof(pinning_registrar) */
+  void *self;         /* passed to both; unique among the registrars of a map */
+  const char *name;   /* for errors; may be null */
+  size_t piece;       /* the most bytes that `add` takes at once; 0: any */
   /* Register memory that is locked; `known_as` receives the argument for `remove`. */
   pinning_status (*add)(void *self, void *ptr, size_t size, void **known_as);
   /* Undo that, before the memory is unlocked. If it fails, the next try to unlock calls it again. */
@@ -189,6 +201,7 @@ PINNING_API pinning_status pinning_remove_registrar(pinning_map *map, const void
 
 /* Bytes, over the maps of all devices. */
 typedef struct pinning_budget {
+  size_t struct_size;  /* sizeof(pinning_budget): set it before the call */
   uint64_t limit;      /* the most that may be locked; UINT64_MAX: no limit */
   uint64_t locked;     /* by the maps, including `idle` */
   uint64_t idle;       /* registered with a vendor, without a lock; given back when room is needed */
@@ -228,8 +241,8 @@ static inline void *pinning_device_ptr_of(const pinning_region *region, const vo
 }
 
 /*
- * Find the region that holds the whole range; PINNING_NOT_LOCKED, which leaves `pinning_last_error` unchanged, if none
- * does. `region` may be null. Takes no lock and writes nothing that others read; waits only after a call that has taken
+ * Find the region that holds the whole range; PINNING_NOT_LOCKED, which is no failure (see `pinning_last_error`), if
+ * none does. `region` may be null. Takes no lock and writes nothing that others read; waits only after a call that has taken
  * watched memory away, until the map knows.
  */
 PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr, size_t size,
@@ -275,8 +288,8 @@ typedef enum pinning_reason PINNING_ENUM {
  */
 PINNING_API pinning_status pinning_copy(pinning_map *map, void *dst, const void *src, size_t size) PINNING_NOEXCEPT;
 
-/* A copy in progress. As a type it is always written with `struct`: the name alone is the function. */
-struct pinning_copy;
+/* A copy in progress. */
+typedef struct pinning_async_copy pinning_async_copy;
 
 /*
  * The same in the vendor's `stream` (a CUstream, hipStream_t, ... of the map's device), after everything submitted to
@@ -287,7 +300,7 @@ struct pinning_copy;
  * copies. PINNING_INVALID_ARGUMENT if the stream is being captured; the capture continues.
  */
 PINNING_API pinning_status pinning_copy_async(pinning_map *map, void *dst, const void *src, size_t size, void *stream,
-                                              struct pinning_copy **copy) PINNING_NOEXCEPT;
+                                              pinning_async_copy **copy) PINNING_NOEXCEPT;
 
 /*
  * Copy `sizes[i]` bytes from `srcs[i]` to `dsts[i]` for each of `count` items, as `pinning_copy`. All items are checked
@@ -301,17 +314,17 @@ PINNING_API pinning_status pinning_copy_batch(pinning_map *map, void *const *dst
 /* The same in a stream, as `pinning_copy_async`. */
 PINNING_API pinning_status pinning_copy_batch_async(pinning_map *map, void *const *dsts, const void *const *srcs,
                                                     const size_t *sizes, size_t count, void *stream,
-                                                    struct pinning_copy **copy) PINNING_NOEXCEPT;
+                                                    pinning_async_copy **copy) PINNING_NOEXCEPT;
 
 /* The slowest path of its parts, and the reason for it. */
-PINNING_API pinning_status pinning_copy_path(const struct pinning_copy *copy, pinning_path *path) PINNING_NOEXCEPT;
-PINNING_API pinning_status pinning_copy_reason(const struct pinning_copy *copy, pinning_reason *reason) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_path(const pinning_async_copy *copy, pinning_path *path) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_reason(const pinning_async_copy *copy, pinning_reason *reason) PINNING_NOEXCEPT;
 
 /* Write 1 if the copy is complete, otherwise 0. An error is that of the copy, or of work before it. */
-PINNING_API pinning_status pinning_copy_done(struct pinning_copy *copy, int *done) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_done(pinning_async_copy *copy, int *done) PINNING_NOEXCEPT;
 
 /* Wait until it is complete and free `copy`, even if an error is returned: that of the copy, or of work before it. */
-PINNING_API pinning_status pinning_copy_wait(struct pinning_copy *copy) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_wait(pinning_async_copy *copy) PINNING_NOEXCEPT;
 
 /* ---- queues ---- */
 

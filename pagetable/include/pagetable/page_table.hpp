@@ -16,6 +16,11 @@
 #include "records.hpp"
 #include "region.hpp"
 
+#define PAGETABLE_VERSION "0.1.0"
+#define PAGETABLE_VERSION_MAJOR 0
+#define PAGETABLE_VERSION_MINOR 1
+#define PAGETABLE_VERSION_PATCH 0
+
 namespace pagetable {
 
 /// A range of size 0, or one that wraps past the top of the address space.
