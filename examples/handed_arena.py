@@ -30,12 +30,12 @@ def serve(arena: pinning.Arena) -> str:
     """Copy all of it to the device and back; returns the path of the copy to the device."""
     nbytes = arena.nbytes
     with pinning.Queue(arena.devices[0]) as queue:
-        there, _ = queue.alloc_async(nbytes)
+        there, _ = queue.alloc(nbytes)
         cache = arena.asarray(nbytes)
         path = pinning.copy_async(there, cache, queue=queue).path
         back = numpy.empty(nbytes, "u1")
         pinning.copy(back, there, queue=queue)
-        queue.free_async(there)
+        queue.free(there)
         assert (back == cache).all(), "what came back is not what is in the cache"
         del cache  # or the arena could not be closed
     return path

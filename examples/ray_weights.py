@@ -36,11 +36,11 @@ class Server:
     def answer(self, question: Any) -> tuple[Any, str, int]:
         """The output of the layers, the path of the weights to the device, and the bytes locked in this process."""
         device, size = self.queue.device, self.layers[0].nbytes
-        there, _ = self.queue.alloc_async(size)  # room for one layer
+        there, _ = self.queue.alloc(size)  # room for one layer
         for layer in self.layers:
             copy = pinning.copy_async(there, layer, queue=self.queue)
             question = layer @ question  # on a GPU, a kernel would do this with `there`
-        self.queue.free_async(there)
+        self.queue.free(there)
         self.queue.synchronize()
         return question, copy.path, sum(region.size for region in pinning.regions(device))
 

@@ -32,11 +32,11 @@ def work(rank: int, name: str, nbytes: int, all_there: Barrier) -> None:
             assert (theirs == other + 1).all(), f"the bytes of process {other} are not what it wrote"
         del theirs
 
-        there, _ = queue.alloc_async(nbytes)
+        there, _ = queue.alloc(nbytes)
         copy = pinning.copy_async(there, block, queue=queue)
         back = numpy.empty(nbytes, "u1")
         pinning.copy(back, there, queue=queue)
-        queue.free_async(there)
+        queue.free(there)
         assert (back == rank + 1).all(), "what came back is not what was written"
         (device,) = arena.devices
         print(f"process {rank}: {nbytes} bytes locked for {device.name}, copied there: {copy.path}", flush=True)

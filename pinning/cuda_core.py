@@ -81,14 +81,14 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
         """
         if size == 0:
             return Buffer.from_handle(0, 0, self, stream=stream)
-        allocation, _ = self._queue(stream).alloc_async(size, pool=self.pool)
+        allocation, _ = self._queue(stream).alloc(size, pool=self.pool)
         self._allocations[allocation.ptr] = allocation
         return Buffer.from_handle(allocation.ptr, size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
         """Return memory to the pool, after all earlier work in `stream`."""
         if size:
-            self._queue(stream).free_async(self._allocations.pop(int(ptr)))
+            self._queue(stream).free(self._allocations.pop(int(ptr)))
 
 
 class PinnedMemory(MemoryResource):  # type: ignore[misc]

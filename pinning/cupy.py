@@ -64,7 +64,7 @@ def device_memory(nbytes: int) -> Any:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, index), 0)
     queue = _queue(_Stream(cupy.cuda.get_current_stream()), index)
     try:
-        allocation, _ = queue.alloc_async(nbytes)
+        allocation, _ = queue.alloc(nbytes)
     except OutOfMemoryError as error:
         raise cupy.cuda.memory.OutOfMemoryError(nbytes, cupy.cuda.Device().mem_info[1]) from error
     except GraphCaptureError:

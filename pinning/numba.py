@@ -128,7 +128,7 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
 
     def _allocate(self, size: int) -> Any:
         assert self._pool is not None
-        allocation, _ = self._queue.alloc_async(max(size, 1), pool=self._pool)
+        allocation, _ = self._queue.alloc(max(size, 1), pool=self._pool)
         return allocation
 
     def _retried(self, allocate: Any) -> Any:

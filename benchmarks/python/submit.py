@@ -116,7 +116,7 @@ def device_ends(stack: ExitStack, device: Any) -> Iterator[tuple[str, Any, int]]
     allocation = stack.enter_context(pinning.alloc(SIZE, device=device))
     yield "Allocation", allocation, allocation.ptr
     yield "(address, size)", (allocation.ptr, SIZE), allocation.ptr
-    pooled, _ = pinning.queues.default_queue(device).alloc_async(SIZE)
+    pooled, _ = pinning.queues.default_queue(device).alloc(SIZE)
     stack.callback(pinning.queues.default_queue(device).free, pooled)
     yield "Allocation of a pool", pooled, pooled.ptr
     if not device.name.startswith("cuda"):
@@ -214,9 +214,9 @@ def lookups(device: Any) -> Iterator[Row]:
             yield Row("lookup", name, least(do, settle, 1000), None)
 
         def pair() -> None:
-            queue.free_async(queue.alloc_async(SIZE)[0])
+            queue.free(queue.alloc(SIZE)[0])
 
-        yield Row("pool", "queue.alloc_async and queue.free_async", least(pair, queue.synchronize), None)
+        yield Row("pool", "queue.alloc and queue.free", least(pair, queue.synchronize), None)
 
 
 def main() -> None:

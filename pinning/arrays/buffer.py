@@ -125,7 +125,7 @@ def allocate(
         whole = default_context(device).alloc(nbytes, kind, write_combined=True)
         return Buffer(device, None, whole, None, True)
     queue = stream or default_queue(device)
-    allocation, ready = queue.alloc_async(nbytes, kind)
+    allocation, ready = queue.alloc(nbytes, kind)
     place = None if kind is MemoryKind.HOST else device
     buffer = Buffer(device, place, allocation, None, kind is not MemoryKind.DEVICE)
     if stream is None:

@@ -37,7 +37,7 @@ def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     def act(queue: Queue, wait_for: list[Event]) -> list[Event]:
         events: list[Event] = list(move(_of_host(host), _of(array, layout), queue, wait_for))
         if not numpy.may_share_memory(host, final):
-            events.append(queue.call_async(partial(numpy.copyto, final, host[forwards]), events))
+            events.append(queue.call(partial(numpy.copyto, final, host[forwards]), events))
         return events
 
     run(act, array.device, stream, array._buffer)

@@ -58,7 +58,7 @@ def test_a_source_that_pending_work_writes(
 
     with pinning.Queue(memories) as other, pinning.alloc(size, device=memories) as there:
         try:
-            written = [other.call_async(write)] if elsewhere else [queue.call_async(write)]
+            written = [other.call(write)] if elsewhere else [queue.call(write)]
         except PinningError as error:
             pytest.skip(str(error))
         if way == "copy":
@@ -92,7 +92,7 @@ def test_rows_fills_and_functions(queue: pinning.Queue, memories: MemoryDevice) 
         pinning.copy_2d(back, 8, there, 16, 4, 4, queue=queue)
         assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
         try:
-            queue.call_async(lambda: called.append(7)).wait()
+            queue.call(lambda: called.append(7)).wait()
         except PinningError as error:
             pytest.skip(str(error))
         assert called == [7]
@@ -113,13 +113,13 @@ def test_a_block_of_a_pool_is_used_again(
 ) -> None:
     before = driver_faults and driver_faults.held()
     with pinning.Context(memories) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
-        first, ready = queue.alloc_async(1000, pool=pool)
+        first, ready = queue.alloc(1000, pool=pool)
         pinning.fill_async(first, 1, queue=queue, wait_for=[ready])
         address = first.ptr
-        queue.free_async(first)
-        second, _ = queue.alloc_async(1000, pool=pool)
+        queue.free(first)
+        second, _ = queue.alloc(1000, pool=pool)
         assert second.ptr == address
-        queue.free_async(second)
+        queue.free(second)
         queue.synchronize()
     assert driver_faults is None or eventually(lambda: driver_faults.held() == before)
 

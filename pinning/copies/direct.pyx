@@ -351,7 +351,7 @@ def fill_async(
     if submitter is None:
         submitter = default_of(to, to)
     if to.device is None:
-        return submitter.call_async(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
+        return submitter.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
     cdef DirectFill work = DirectFill.__new__(DirectFill)
     work.to, work.width, work.count = to, width, size // width
     work.value = int.from_bytes(pattern, "little")

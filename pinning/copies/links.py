@@ -155,7 +155,7 @@ class _Divided:
         emptied: deque[Event] = deque(maxlen=BLOCKS)
         try:
             pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
-            memory, ready = way.bus.alloc_async(BLOCKS * largest, pool=pool)
+            memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
             if ready.error is not None:
                 # Another queue's copy took the block meanwhile. The allocation keeps the error: raising it here would
                 # make a cycle with these frames, which would keep the copy's locks until the garbage collector runs.
@@ -169,14 +169,14 @@ class _Divided:
                 count_by_peers(piece.size)
                 done += piece.size
                 yield
-            way.bus.free_async(memory, wait_for=(emptied[-1],))
+            way.bus.free(memory, wait_for=(emptied[-1],))
             events.append(emptied[-1])
         except _REFUSALS:
             way.synchronize()  # so that nothing of it arrives after what is copied again
             _ways.pop((self.queue.device.name, way.peer.name), None)
             if memory is not None:
                 with suppress(Exception):
-                    way.bus.free_async(memory)
+                    way.bus.free(memory)
             try:
                 if emptied:
                     emptied[-1].wait()

@@ -41,7 +41,7 @@ def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterabl
             over.set()
             _pending.pop(over, None)
 
-    event = kept_queue(_queues, "in_order", partial(Queue, "host")).call_async(call, wait_for)
+    event = kept_queue(_queues, "in_order", partial(Queue, "host")).call(call, wait_for)
     _pending[over] = file  # not before: a signal handler that saves here would wait for what is not in the queue yet
     if over.is_set():
         _pending.pop(over, None)

@@ -189,7 +189,7 @@ cdef int check_part_unlocked(Allocation part) except -1:
 
 
 cdef class Allocation:
-    """Memory of one kind, made by `alloc` or by a queue's ``alloc_async``; a context manager, which frees it at the end.
+    """Memory of one kind, made by `alloc` or by a queue's ``alloc``; a context manager, which frees it at the end.
 
     An allocation that is dropped without being freed warns (ResourceWarning) and is freed soon afterwards. In a forked
     child it counts as freed: memory belongs to the process that allocated it.

@@ -128,7 +128,7 @@ def alloc(
     alignment: int | None = None,
     write_combined: bool = False,
 ) -> Allocation:
-    """Allocate memory, which the program frees. For frequent allocations use `Queue.alloc_async`.
+    """Allocate memory, which the program frees. For frequent allocations use `Queue.alloc`.
 
     Parameters
     ----------

@@ -56,8 +56,8 @@ class Pool(Store):
     Examples
     --------
     >>> with pinning.Pool("host", zero_initialize=True) as pool, pinning.Queue("host") as queue:
-    ...     memory, ready = queue.alloc_async(1000, pool=pool)
-    ...     freed = queue.free_async(memory)
+    ...     memory, ready = queue.alloc(1000, pool=pool)
+    ...     freed = queue.free(memory)
     ...     pool.reserved >= 1000
     True
     """
@@ -126,7 +126,7 @@ _default_pools = {id(kind): PerDevice(partial(_DefaultPool, kind)) for kind in M
 def alloc_in(
     queue: Queue, nbytes: int, kind: MemoryKindLike | None, pool: Pool | None, wait_for: Iterable[Event]
 ) -> tuple[Allocation, Event]:
-    """Allocate in the order of a queue; see `Queue.alloc_async`.
+    """Allocate in the order of a queue; see `Queue.alloc`.
 
     Without `pool`, the default one of the queue's device and `kind`; without `kind`, that of `pool`, or else DEVICE.
 
@@ -143,4 +143,4 @@ def alloc_in(
         raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
     elif kind is not None and kind is not pool.kind:
         raise PinningError(f"{pool!r} has no memory of another kind, such as {kind}")
-    return pool.alloc_async(queue, nbytes, wait_for)
+    return pool.alloc(queue, nbytes, wait_for)

@@ -89,7 +89,7 @@ cdef class Zeroes(Work):
 
 
 def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[Event]) -> Event:
-    """Free in the order of a queue; see `Queue.free_async`.
+    """Free in the order of a queue; see `Queue.free`.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
     """
     if not isinstance(given, PoolAllocation):
         if not isinstance(given, Allocation):
-            raise TypeError(f"memory is {describe(given)}; it must be an allocation returned by `Queue.alloc_async`")
+            raise TypeError(f"memory is {describe(given)}; it must be an allocation returned by `Queue.alloc`")
         raise InvalidRangeError(f"{given} was not allocated in a queue: use its free() when its work is complete")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
@@ -206,15 +206,15 @@ cdef class Store:
 
     # ---- allocating ----
 
-    def alloc_async(self, queue: Queue, nbytes: int, wait_for: Iterable[Event] = ()) -> tuple[Allocation, Event]:
-        """Allocate in a queue; see `Queue.alloc_async`.
+    def alloc(self, queue: Queue, nbytes: int, wait_for: Iterable[Event] = ()) -> tuple[Allocation, Event]:
+        """Allocate in a queue; see `Queue.alloc`.
 
         Parameters
         ----------
         queue : Queue
             Of a device of this pool's context.
         nbytes, wait_for
-            As for `Queue.alloc_async`, which also says what is returned.
+            As for `Queue.alloc`, which also says what is returned.
         """
         if not isinstance(queue, Submitter):
             raise TypeError(f"queue is {describe(queue)}; a pool allocates in the order of a pinning.Queue")

@@ -68,7 +68,7 @@ class Queue(Submitter):
     Examples
     --------
     >>> with pinning.Queue() as queue:
-    ...     called = queue.call_async(lambda: print("in its turn"))
+    ...     called = queue.call(lambda: print("in its turn"))
     ...     called.wait()
     in its turn
     """
@@ -158,7 +158,7 @@ class Queue(Submitter):
             raise AttributeError(f"{self!r} is not a CUDA stream")
         return lambda: (0, self.handle)
 
-    def alloc_async(
+    def alloc(
         self,
         nbytes: int,
         kind: MemoryKindLike | None = None,
@@ -187,13 +187,13 @@ class Queue(Submitter):
         self._check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
-    def free_async(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
+    def free(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
         """Give memory back to its pool, once `wait_for` and, in an in-order queue, all earlier work are complete.
 
         Parameters
         ----------
         allocation : Allocation
-            One that `alloc_async` has returned.
+            One that `alloc` has returned.
         wait_for : iterable of Event
             Events that must complete first as well, such as work of other queues on the memory.
         """
@@ -219,7 +219,7 @@ class Queue(Submitter):
         finally:
             self._record_to(None)
 
-    def call_async(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
+    def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
         """Call a Python function in its turn, on a thread of the vendor.
 
         If it raises, the event fails, and the queue goes on. It must not wait for work of the device. It is called even

@@ -65,7 +65,7 @@ class Handles:
         yield queue
         yield queue.record()
         yield Event()
-        yield enter(queue.alloc_async(100, pool=pool)[0])
+        yield enter(queue.alloc(100, pool=pool)[0])
         yield pinning.copy_async(bytearray(10), bytes(10), queue=queue)
         yield pinning.copy_batch_async([bytearray(10)], [bytes(10)], queue=queue)
         yield pinning.copy_file_async(memory, self.file)

@@ -30,13 +30,13 @@ async def copied(memory: pinning.Allocation, array: pinning.Buffer) -> None:
 
 array = numpy.zeros(1000)
 with pinning.Queue() as queue, pinning.lock(array) as lock:
-    memory, ready = queue.alloc_async(array.nbytes)
+    memory, ready = queue.alloc(array.nbytes)
     there: int = memory.ptr + lock.device_ptr
     ready.wait()
     asyncio.run(copied(memory, array))
-    queue.free_async(memory)
+    queue.free(memory)
 host: pinning.Allocation = pinning.alloc(1000, "host")
-shared, _ = queue.alloc_async(1000, "host", pinning.Pool("host", "host"))
+shared, _ = queue.alloc(1000, "host", pinning.Pool("host", "host"))
 pin: pinning.torch.Pin = pinning.torch.pin([])
 pinning.ray.setup("cuda:0")
 version: str = pinning.__version__
@@ -76,7 +76,7 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     assert findings(tmp_path, PROGRAM) == []
     wrong = (
         'import pinning\npinning.typo\npinning.torch.typo\npinning.alloc(8, "hots")\n'
-        'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc_async(8)[0]\n'
+        'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc(8)[0]\n'
         'pinning.lock("text")\npinning.copy([1], b"2")\npinning.PinnedMap(8)\n'
         'names: list[str] = pinning.load_file("x", framework="numpy")\n'
     )

@@ -642,7 +642,7 @@ def test_a_batch_of_copies(asynchronous: bool) -> None:
         batch = numpy.uint64(device.ptr) + to, numpy.uint64(host.ctypes.data) + origin, sizes
         if asynchronous:
             gate = threading.Event()
-            queue.call_async(lambda: gate.wait(60))
+            queue.call(lambda: gate.wait(60))
             copy = native.copy_batch_async(queue.handle, *batch)
             done, region = copy.done(), pinning.find(host[5000:300000])
             gate.set()
@@ -688,7 +688,7 @@ def test_a_copy_holds_what_is_locked_until_it_is_waited_for() -> None:
     host = numpy.ones(1 << 20, numpy.uint8)
     native, gate = c_api.Map("host:0"), threading.Event()
     with pinning.Queue("host:0") as queue, pinning.alloc(host.nbytes, device="host:0") as device:
-        queue.call_async(lambda: gate.wait(60))
+        queue.call(lambda: gate.wait(60))
         with pinning.lock(host, device="host:0"):
             copy = native.copy_async(device.ptr, host.ctypes.data, host.nbytes, queue.handle)
         region, done = pinning.find(host), copy.done()

@@ -97,7 +97,7 @@ def test_what_is_locked_stays_so_until_the_batch_is_over(queue: pinning.Queue) -
     array = noise(SIZE)
     with pinning.alloc(SIZE, device="host:0") as there:
         with pinning.lock(array, device="host:0"):
-            gate = queue.call_async(lambda: None)
+            gate = queue.call(lambda: None)
             copy = pinning.copy_batch_async([there], [array], queue=queue, wait_for=[gate])
         copy.wait()
         back = numpy.zeros_like(array)

@@ -474,7 +474,7 @@ def test_work_that_is_pending_for_a_tensor_is_saved(tmp_path: Path) -> None:
     there = pinning.arrays.to_device(numpy.zeros_like(source), device="host:0")
     with pinning.Queue("host:0") as queue:
         begun = threading.Event()
-        queue.call_async(lambda: begun.wait(60))
+        queue.call(lambda: begun.wait(60))
         pinning.copy_async(there, source, queue=queue)
         timer = threading.Timer(0.2, begun.set)
         timer.start()

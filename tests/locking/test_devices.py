@@ -463,9 +463,9 @@ def test_the_version_and_the_parts_are_there_after_the_import() -> None:
 
 def test_device_names_and_single_events_do() -> None:
     with pinning.Pool("host") as pool, pinning.Queue("host") as queue:
-        memory, event = queue.alloc_async(100, pool=pool)
+        memory, event = queue.alloc(100, pool=pool)
         pinning.copy_async(memory, bytes(100), queue=queue, wait_for=event).wait()
-        queue.free_async(memory, event).wait()
+        queue.free(memory, event).wait()
     assert pinning.memory_info(numpy.zeros(3)) is None
     with pytest.raises((TypeError, ValueError), match="named by device="):
         pinning.alloc(100, "host:0")  # type: ignore[arg-type]

@@ -18,10 +18,10 @@ def test_pageable_copies_where_no_staging_ring_can_be_locked(memlock: int) -> No
         array = numpy.arange(1 << 20)
         back = numpy.empty_like(array)
         with pinning.Queue("host") as queue:
-            there, _ = queue.alloc_async(array.nbytes)
+            there, _ = queue.alloc(array.nbytes)
             pinning.copy_async(there, array, queue=queue)
             pinning.copy(back, there, queue=queue)
-            queue.free_async(there)
+            queue.free(there)
         assert (back == array).all()
 
     run_as_ordinary_user(check, memlock)
@@ -32,7 +32,7 @@ def test_a_copy_that_cannot_be_staged_names_the_limit_and_explain_agrees() -> No
         costs.threads = 4
         array = numpy.ones(16 << 20, numpy.uint8)
         with pinning.Queue("host") as queue:
-            there, _ = queue.alloc_async(array.nbytes)
+            there, _ = queue.alloc(array.nbytes)
             plan = pinning.explain(there, array, queue=queue)
             copy = pinning.copy_async(there, array, queue=queue)
             copy.wait()
@@ -40,7 +40,7 @@ def test_a_copy_that_cannot_be_staged_names_the_limit_and_explain_agrees() -> No
             assert copy.path == "plain" == plan.steps[0].path
             assert "RLIMIT_MEMLOCK leaves 65536 bytes (64 KiB) to lock" in copy.reason
             assert "--pid $$" in copy.reason
-            queue.free_async(there)
+            queue.free(there)
 
     run_as_ordinary_user(check, 64 << 10)
 

@@ -436,7 +436,7 @@ def test_memory_in_use_by_its_address(pooled: bool) -> None:
         for use in uses:
             memory = other.alloc(4096)[0] if pooled else pinning.alloc(4096, device="host")
             go_on.clear()
-            queue.call_async(go_on.wait)
+            queue.call(go_on.wait)
             done = use(memory, queue)
             with pytest.raises(StillInUseError, match="in use by work of a queue"):
                 memory.free()
@@ -673,10 +673,10 @@ def test_exit_with_memory_left(kind: MemoryKind) -> None:
     done = program(f"""
         memory = pinning.alloc(1 << 12, pinning.MemoryKind.{kind.name}, device="host")
         queue = Queue("host")
-        other, event = queue.alloc_async(1 << 12, pinning.MemoryKind.{kind.name})
+        other, event = queue.alloc(1 << 12, pinning.MemoryKind.{kind.name})
         print(memory.size + other.size)
         pool = pinning.Pool(memory.context)
-        queue.free_async(pool.alloc_async(queue, 1)[0])
+        queue.free(pool.alloc(queue, 1)[0])
         modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.memory.pool")]
         threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
     """)
@@ -691,8 +691,8 @@ def used(device: FakeMemoryDevice) -> None:
     pinning.lock(bytearray(10), device=device).unlock()
     with pinning.Queue(device) as queue:
         for kind in device.memory_kinds:
-            memory, _ = queue.alloc_async(100, kind)
-            queue.free_async(memory)
+            memory, _ = queue.alloc(100, kind)
+            queue.free(memory)
     with pinning.alloc(100, device=device) as there, pinning.alloc(100, device=device) as other:
         pinning.copy(there, bytearray(100))
         pinning.copy(there, other)

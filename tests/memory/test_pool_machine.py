@@ -170,7 +170,7 @@ class PoolMachine(RuleBasedStateMachine):
         if failing is not None:
             self.device.fail_call(calls_before=failing)
         try:
-            allocation, event = line.queue.alloc_async(size, pool=self.pool, wait_for=[node.event for node in after])
+            allocation, event = line.queue.alloc(size, pool=self.pool, wait_for=[node.event for node in after])
         except VendorError:
             assert failing is not None
             assert (self.pool.used, len(self.held)) == (used, len(self.held))
@@ -215,7 +215,7 @@ class PoolMachine(RuleBasedStateMachine):
             ctypes.memset(ptr, tag, size)
             held.written = True
 
-        node.event = line.queue.call_async(work, [each.event for each in after])
+        node.event = line.queue.call(work, [each.event for each in after])
         held.uses.append((line, node))
         self.nodes.append(node)
 
@@ -227,7 +227,7 @@ class PoolMachine(RuleBasedStateMachine):
         if failing is not None:
             self.device.fail_call(calls_before=failing)
         try:
-            event = line.queue.free_async(held.allocation, [node.event for node in after])
+            event = line.queue.free(held.allocation, [node.event for node in after])
         except VendorError:
             assert failing is not None
             assert not held.allocation.freed

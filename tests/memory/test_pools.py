@@ -62,7 +62,7 @@ def pool(context: Context) -> Iterator[Pool]:
 
 
 def alloc(queue: Queue, pool: Pool, nbytes: int = KIB, wait_for: tuple[Event, ...] = ()) -> pinning.Allocation:
-    allocation, event = queue.alloc_async(nbytes, pool=pool, wait_for=wait_for)
+    allocation, event = queue.alloc(nbytes, pool=pool, wait_for=wait_for)
     assert event.error is None
     return allocation
 
@@ -79,11 +79,11 @@ def test_the_same_in_order_queue_reuses_at_once_and_needs_no_event(device: FakeM
         queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
         first = alloc(queue, pool)
         ptr = first.ptr
-        queue.free_async(first)
+        queue.free(first)
         for _ in range(100):
             again = alloc(queue, pool)
             assert again.ptr == ptr
-            queue.free_async(again)
+            queue.free(again)
         assert (device.events_made, pool.reserved) == (0, KIB)
         assert [step.method for step in device.queues[0].pending()] == ["mark"], "the vendor has heard of nothing"
         device.release()
@@ -93,7 +93,7 @@ def test_another_queue_is_given_new_memory_until_the_free_is_over(device: FakeMe
     with Queue(device) as one, Queue(device) as other:
         first = alloc(one, pool)
         one.submit(lambda vendor: vendor.fill(first.ptr, b"\1", KIB), (), (first,))
-        one.free_async(first)
+        one.free(first)
         second = alloc(other, pool)
         assert second.ptr != first_ptr(first)
         device.release()
@@ -101,7 +101,7 @@ def test_another_queue_is_given_new_memory_until_the_free_is_over(device: FakeMe
         assert third.ptr == first_ptr(first)
         assert device.events_made == 0, "to ask whether a queue is done takes none"
         for allocation in (second, third):
-            other.free_async(allocation)
+            other.free(allocation)
 
 
 def first_ptr(allocation: pinning.Allocation) -> int:
@@ -117,9 +117,9 @@ def test_a_wait_list_that_leads_to_the_free_is_enough(device: FakeMemoryDevice, 
         ptr = first.ptr
         one.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (first,))
         one.submit(lambda vendor: vendor.mark(lambda: seen.append(ctypes.string_at(ptr, KIB))))  # type: ignore[attr-defined]
-        freed = one.free_async(first)
+        freed = one.free(first)
         between = middle.submit(None, [freed])
-        second, ready = last.alloc_async(KIB, pool=pool, wait_for=[between])
+        second, ready = last.alloc(KIB, pool=pool, wait_for=[between])
         assert second.ptr == ptr
         last.submit(lambda vendor: vendor.fill(ptr, b"\2", KIB), [ready], (second,))
         device.release(queue=device.queues[-1])
@@ -127,7 +127,7 @@ def test_a_wait_list_that_leads_to_the_free_is_enough(device: FakeMemoryDevice, 
         device.release()
         assert seen == [b"\1" * KIB]
         assert contents(second) == b"\2" * KIB
-        last.free_async(second)
+        last.free(second)
 
 
 @orders
@@ -135,11 +135,11 @@ def test_a_wait_list_that_does_not_lead_there_is_not(device: FakeMemoryDevice, p
     with Queue(device) as one, Queue(device, order) as other:  # type: ignore[arg-type]
         first = alloc(one, pool)
         before = one.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
-        freed = one.free_async(first)
+        freed = one.free(first)
         del freed
         second = alloc(other, pool, wait_for=(before,))
         assert second.ptr != first_ptr(first)
-        other.free_async(second)
+        other.free(second)
         device.let_go()
 
 
@@ -147,14 +147,14 @@ def test_an_out_of_order_queue_does_not_reuse_what_it_freed_itself(device: FakeM
     with Queue(device, "out_of_order") as queue:
         first = alloc(queue, pool)
         use = queue.submit(lambda vendor: vendor.fill(first.ptr, b"\1", KIB), (), (first,))
-        freed = queue.free_async(first, [use])
+        freed = queue.free(first, [use])
         second = alloc(queue, pool)
         assert second.ptr != first_ptr(first)
         third = alloc(queue, pool, wait_for=(freed,))
         assert third.ptr == first_ptr(first)
         device.let_go()
         for allocation in (second, third):
-            queue.free_async(allocation)
+            queue.free(allocation)
 
 
 def test_a_free_that_waits_for_another_queue_holds_the_block_until_then(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -162,18 +162,18 @@ def test_a_free_that_waits_for_another_queue_holds_the_block_until_then(device: 
         memory = alloc(one, pool)
         ptr = memory.ptr
         use = other.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
-        one.free_async(memory, [use])
+        one.free(memory, [use])
         elsewhere = alloc(third, pool)
         assert elsewhere.ptr != ptr
-        again, _ = one.alloc_async(KIB, pool=pool)
+        again, _ = one.alloc(KIB, pool=pool)
         assert again.ptr == ptr
         one.submit(lambda vendor: vendor.fill(ptr, b"\2", KIB), (), (again,))
         device.release(queue=device.queues[0])
         assert contents(again) == b"\xcd" * KIB
         device.release()
         assert contents(again) == b"\2" * KIB
-        one.free_async(again)
-        third.free_async(elsewhere)
+        one.free(again)
+        third.free(elsewhere)
 
 
 def test_a_block_that_passes_through_two_queues_waits_for_both(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -182,17 +182,17 @@ def test_a_block_that_passes_through_two_queues_waits_for_both(device: FakeMemor
         memory = alloc(one, pool)
         ptr = memory.ptr
         one.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
-        first = one.free_async(memory)
+        first = one.free(memory)
         again = alloc(other, pool, wait_for=(first,))
         assert again.ptr == ptr
-        second = other.free_async(again)  # out of order, and so perhaps before `first`
+        second = other.free(again)  # out of order, and so perhaps before `first`
         only_second = alloc(third, pool, wait_for=(second,))
         assert only_second.ptr != ptr
         both = alloc(third, pool, wait_for=(first, second))
         assert both.ptr == ptr
         device.let_go()
         for allocation in (only_second, both):
-            third.free_async(allocation)
+            third.free(allocation)
 
 
 def test_events_that_somebody_holds_are_made_and_others_are_not(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -200,11 +200,11 @@ def test_events_that_somebody_holds_are_made_and_others_are_not(device: FakeMemo
         for _ in range(10):
             memory = alloc(queue, pool)
             queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
-            queue.free_async(memory)
+            queue.free(memory)
         assert device.events_made == 0
         memory = alloc(queue, pool)
         queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
-        freed = queue.free_async(memory)
+        freed = queue.free(memory)
         assert device.events_made == 0
         assert not freed.done()
         assert device.events_made == 1
@@ -219,16 +219,16 @@ def test_blocks_split_and_merge(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         whole = alloc(queue, pool, 10 * KIB)
         base = whole.ptr
-        queue.free_async(whole)
+        queue.free(whole)
         parts = [alloc(queue, pool, size) for size in (KIB, 2 * KIB, 3 * KIB, 4 * KIB)]
         assert [part.ptr - base for part in parts] == [0, KIB, 3 * KIB, 6 * KIB]
         assert (pool.reserved, pool.used) == (10 * KIB, 10 * KIB)
         for at in (1, 3, 0, 2):
-            queue.free_async(parts[at])
+            queue.free(parts[at])
         whole = alloc(queue, pool, 10 * KIB)
         assert whole.ptr == base
         assert pool.reserved == 10 * KIB
-        queue.free_async(whole)
+        queue.free(whole)
 
 
 def test_what_is_left_of_a_block_waits_for_its_free(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -236,7 +236,7 @@ def test_what_is_left_of_a_block_waits_for_its_free(device: FakeMemoryDevice, po
         whole = alloc(one, pool, 2 * KIB)
         base = whole.ptr
         one.submit(lambda vendor: vendor.fill(base, b"\1", 2 * KIB), (), (whole,))
-        one.free_async(whole)
+        one.free(whole)
         part = alloc(one, pool)
         assert part.ptr == base
         early = alloc(other, pool)
@@ -245,7 +245,7 @@ def test_what_is_left_of_a_block_waits_for_its_free(device: FakeMemoryDevice, po
         rest = alloc(other, pool)
         assert rest.ptr == base + KIB
         for allocation in (part, early, rest):
-            other.free_async(allocation)
+            other.free(allocation)
 
 
 def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
@@ -254,11 +254,11 @@ def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
     with Queue(device) as one, Queue(device) as other:
         whole = alloc(one, pool, 2 * KIB)
         base = whole.ptr
-        one.free_async(whole)
+        one.free(whole)
         left, right = alloc(one, pool), alloc(one, pool)
         work = other.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
         one.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
-        first, second = one.free_async(left), other.free_async(right, [work])
+        first, second = one.free(left), other.free(right, [work])
         alone = alloc(one, pool, 2 * KIB)
         assert alone.ptr != base
         joined = alloc(one, pool, 2 * KIB, (second,))
@@ -266,7 +266,7 @@ def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
         assert first is not None
         device.let_go()
         for allocation in (alone, joined):
-            one.free_async(allocation)
+            one.free(allocation)
 
 
 def test_joined_neighbours_wait_for_the_frees_of_all_of_them(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -276,22 +276,22 @@ def test_joined_neighbours_wait_for_the_frees_of_all_of_them(device: FakeMemoryD
     with Queue(device, "out_of_order") as third:
         whole = alloc(one, pool, 2 * KIB)
         base = whole.ptr
-        one.free_async(whole)
+        one.free(whole)
         left, right = alloc(one, pool), alloc(one, pool)
         for queue in (one, other):
             queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
-        first, second = one.free_async(left), other.free_async(right, [one.record()])
+        first, second = one.free(left), other.free(right, [one.record()])
         second_alone = other.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
         joined = alloc(third, pool, 2 * KIB, (first, second))
         assert joined.ptr == base
-        freed = third.free_async(joined)
+        freed = third.free(joined)
         held = [alloc(fourth, pool, 2 * KIB, (freed,)), alloc(fourth, pool, 2 * KIB, (freed, first))]
         assert base not in [each.ptr for each in held]
         again = alloc(fifth, pool, 2 * KIB, (freed, second_alone))
         assert again.ptr == base
         device.let_go()
         for each in (*held, again):
-            fifth.free_async(each)
+            fifth.free(each)
     for queue in queues:
         queue.close()
 
@@ -301,7 +301,7 @@ def test_nothing_is_rounded_but_to_256_bytes(device: FakeMemoryDevice, pool: Poo
         memory = alloc(queue, pool, 129_500_001)
         assert memory.size == 129_500_001
         assert [size for size, _ in device.allocated.values()] == [129_500_160]
-        queue.free_async(memory)
+        queue.free(memory)
 
 
 # ---- limits and figures ----
@@ -315,16 +315,16 @@ def test_the_figures(device: FakeMemoryDevice, pool: Pool) -> None:
         assert figures() == (0, 0, 0, 0)
         one, two = alloc(queue, pool, 4 * KIB), alloc(queue, pool, 2 * KIB)
         assert figures() == (6, 6, 6, 6)
-        queue.free_async(one)
+        queue.free(one)
         assert figures() == (6, 2, 6, 6)
         pool.trim_to(3 * KIB)
         assert figures() == (2, 2, 6, 6)
         pool.reset_high()
         assert figures() == (2, 2, 2, 2)
-        queue.free_async(two)
+        queue.free(two)
         three = alloc(queue, pool, KIB)
         assert figures() == (2, 1, 2, 2)
-        queue.free_async(three)
+        queue.free(three)
     pool.trim_to(0)
     assert figures() == (0, 0, 2, 2)
     assert device.allocated == {}
@@ -333,17 +333,17 @@ def test_the_figures(device: FakeMemoryDevice, pool: Pool) -> None:
 def test_trimming_leaves_what_is_in_use_or_not_over(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         used, pending, idle = (alloc(queue, pool, size * KIB) for size in (1, 2, 4))
-        queue.free_async(idle)
+        queue.free(idle)
         pool.trim_to(0)
         assert pool.reserved == 3 * KIB
         queue.submit(lambda vendor: vendor.fill(pending.ptr, b"\1", KIB), (), (pending,))
-        queue.free_async(pending)
+        queue.free(pending)
         pool.trim_to(0)
         assert pool.reserved == 3 * KIB
         device.release()
         pool.trim_to(0)
         assert pool.reserved == KIB
-        queue.free_async(used)
+        queue.free(used)
     with pytest.raises(InvalidRangeError, match="is -1; it must lie between 0"):
         pool.trim_to(-1)
 
@@ -353,21 +353,21 @@ def test_the_release_threshold(device: FakeMemoryDevice, context: Context) -> No
         parts = [alloc(queue, pool, 2 * KIB) for _ in range(4)]
         queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
         for part in parts[:3]:
-            queue.free_async(part)
+            queue.free(part)
         assert pool.reserved == 8 * KIB, "the frees are not over"
         device.release()
-        queue.free_async(parts[3])
+        queue.free(parts[3])
         assert pool.reserved == 2 * KIB
         assert sum(size for size, _ in device.allocated.values()) == 2 * KIB
     with Pool(context, release_threshold=0) as pool, Queue(device) as queue:
-        queue.free_async(alloc(queue, pool))
+        queue.free(alloc(queue, pool))
         assert device.allocated == {}
 
 
 def test_over_the_maximum(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Pool(context, maximum_size=4 * KIB) as pool:
         first = alloc(queue, pool, 3 * KIB)
-        refused, event = queue.alloc_async(2 * KIB, pool=pool)
+        refused, event = queue.alloc(2 * KIB, pool=pool)
         why = r"2048 bytes more would take <Pool of DEVICE .* over its maximum of 4096; it has reserved 3072"
         assert isinstance(event.error, PoolLimitError)
         for use in (
@@ -387,10 +387,10 @@ def test_over_the_maximum(device: FakeMemoryDevice, context: Context) -> None:
         device.let_go()
         with pytest.raises(PoolLimitError):
             dependent.wait()
-        queue.free_async(first)
+        queue.free(first)
         with_room = alloc(queue, pool, 4 * KIB)
         assert pool.reserved == 4 * KIB, "what was free went back to make room"
-        queue.free_async(with_room)
+        queue.free(with_room)
         with refused:
             pass
 
@@ -402,7 +402,7 @@ def test_two_threads_stay_below_the_maximum(
 
     def allocate(size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
         monkeypatch.undo()
-        events.append(other.alloc_async(2 * KIB, pool=pool)[1])
+        events.append(other.alloc(2 * KIB, pool=pool)[1])
         return device.allocate(size, kind)
 
     events: list[Event] = []
@@ -411,7 +411,7 @@ def test_two_threads_stay_below_the_maximum(
         first = alloc(queue, pool, 3 * KIB)
         assert isinstance(events[0].error, PoolLimitError)
         assert pool.reserved == 3 * KIB
-        queue.free_async(first)
+        queue.free(first)
         device.let_go()
 
 
@@ -435,20 +435,20 @@ def test_new_memory_without_a_device_address_goes_back(
                 patched.setattr(device, "is_pinned_ptr", refuse)
                 answers = before
                 with pytest.raises(VendorError, match="FAKE_FAILURE"):
-                    queue.alloc_async(KIB, pool=pool)
+                    queue.alloc(KIB, pool=pool)
             assert (device.allocated, pool.reserved, pool.used) == ({}, 0, 0)
-        queue.free_async(alloc(queue, pool))
+        queue.free(alloc(queue, pool))
         device.let_go()
 
 
 def queue_free_wait(queue: Queue, refused: pinning.Allocation):  # type: ignore[no-untyped-def]
-    return lambda: queue.free_async(refused).wait()
+    return lambda: queue.free(refused).wait()
 
 
 def test_what_could_never_fit_costs_nothing(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Pool(context, maximum_size=4 * KIB) as pool:
-        queue.free_async(alloc(queue, pool, KIB))
-        _, event = queue.alloc_async(5 * KIB, pool=pool)
+        queue.free(alloc(queue, pool, KIB))
+        _, event = queue.alloc(5 * KIB, pool=pool)
         assert isinstance(event.error, PoolLimitError)
         assert pool.reserved == KIB, "what it has in store is still there"
 
@@ -456,12 +456,12 @@ def test_what_could_never_fit_costs_nothing(device: FakeMemoryDevice, context: C
 def test_a_device_that_is_full_is_given_back_what_is_free(device: FakeMemoryDevice, pool: Pool) -> None:
     device.capacity = 4 * KIB
     with Queue(device) as queue:
-        queue.free_async(alloc(queue, pool, 3 * KIB))
+        queue.free(alloc(queue, pool, 3 * KIB))
         large = alloc(queue, pool, 4 * KIB)
         with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
-            queue.alloc_async(1, pool=pool)
+            queue.alloc(1, pool=pool)
         assert pool.used == 4 * KIB
-        queue.free_async(large)
+        queue.free(large)
 
 
 def test_limits_that_are_none(context: Context) -> None:
@@ -478,13 +478,13 @@ def test_memory_in_which_someone_holds_a_lock_stays(device: FakeMemoryDevice, co
         neighbour = alloc(queue, pool)
         ptr = memory.ptr
         lock = pinning.lock((ptr, 10), device=device)
-        for free in (memory.free, lambda: queue.free_async(memory)):
+        for free in (memory.free, lambda: queue.free(memory)):
             with pytest.raises(StillLockedError, match="unlock that first"):
                 free()
         assert not memory.freed
-        queue.free_async(neighbour)
+        queue.free(neighbour)
         lock.unlock()
-        queue.free_async(memory)
+        queue.free(memory)
         lock = pinning.lock((ptr, 10), device=device)
         for give_back in (lambda: pool.trim_to(0), pool.close):
             with pytest.raises(StillLockedError):
@@ -500,7 +500,7 @@ def test_trimming_gives_back_what_is_not_locked(device: FakeMemoryDevice, contex
         parts = [alloc(queue, pool, size * KIB) for size in (4, 2, 1)]
         ptr = parts[0].ptr
         for part in parts:
-            queue.free_async(part)
+            queue.free(part)
         with pinning.lock((ptr, 10), device=device):
             with pytest.raises(StillLockedError):
                 pool.trim_to(0)
@@ -514,12 +514,12 @@ def test_memory_of_any_kind_in_which_someone_holds_a_lock_stays(kind: MemoryKind
     with Context("host") as context, Queue("host") as queue, Pool(context, kind) as pool:
         memory = alloc(queue, pool, 1 << 16)
         lock = pinning.lock((memory.ptr, memory.size), device="host")
-        for free in (memory.free, lambda: queue.free_async(memory)):
+        for free in (memory.free, lambda: queue.free(memory)):
             with pytest.raises(StillLockedError, match="unlock that first"):
                 free()
         assert (memory.freed, pool.used) == (False, 1 << 16)
         lock.unlock()
-        queue.free_async(memory).wait()
+        queue.free(memory).wait()
         with pinning.lock((memory.ptr, 10), device="host"):
             for give_back in (lambda: pool.trim_to(0), pool.close):
                 with pytest.raises(StillLockedError, match="unlock that first"):
@@ -533,13 +533,13 @@ def test_memory_of_which_a_buffer_is_out_is_not_freed(device: FakeMemoryDevice, 
     with Queue(device) as queue, Pool(context, HOST) as pool:
         memory = alloc(queue, pool)
         view = np.asarray(memory)
-        for free in (memory.free, lambda: queue.free_async(memory)):
+        for free in (memory.free, lambda: queue.free(memory)):
             with pytest.raises(StillInUseError, match="1 exported buffer"):
                 free()
         assert (memory.freed, pool.used) == (False, KIB)
         view[:] = 3
         del view
-        queue.free_async(memory)
+        queue.free(memory)
 
 
 # ---- what is in the memory ----
@@ -548,7 +548,7 @@ def test_memory_of_which_a_buffer_is_out_is_not_freed(device: FakeMemoryDevice, 
 @kinds
 def test_zeroes_come_in_the_order_of_the_queue(device: FakeMemoryDevice, context: Context, kind: MemoryKind) -> None:
     with Queue(device) as queue, Queue(device) as other, Pool(context, kind, zero_initialize=True) as pool:
-        memory, ready = queue.alloc_async(1000, pool=pool)
+        memory, ready = queue.alloc(1000, pool=pool)
         assert not ready.done()
         assert contents(memory) == b"\xcd" * 1000
         with pytest.raises(StillInUseError):
@@ -563,13 +563,13 @@ def test_zeroes_come_in_the_order_of_the_queue(device: FakeMemoryDevice, context
         copy.wait()
         assert bytes(copied) == bytes(1000)
         ctypes.memset(memory.ptr, 7, 1000)
-        queue.free_async(memory)
-        again, ready = queue.alloc_async(900, pool=pool)
+        queue.free(memory)
+        again, ready = queue.alloc(900, pool=pool)
         assert again.ptr == memory.ptr
         device.release()
         ready.wait()
         assert contents(again) == bytes(900)
-        queue.free_async(again)
+        queue.free(again)
 
 
 def memory_free_elsewhere(memory: pinning.Allocation, queue: Queue):  # type: ignore[no-untyped-def]
@@ -586,16 +586,16 @@ def memory_free_elsewhere(memory: pinning.Allocation, queue: Queue):  # type: ig
 def test_a_block_is_not_reused_before_its_zeroes_are_written(device: FakeMemoryDevice, context: Context) -> None:
     """Freed at once in an out-of-order queue, where the free is not ordered after the fill."""
     with Queue(device, "out_of_order") as queue, Pool(context, zero_initialize=True) as pool:
-        memory, ready = queue.alloc_async(KIB, pool=pool)
-        freed = queue.free_async(memory)
-        second, second_ready = queue.alloc_async(KIB, pool=pool, wait_for=[freed])
+        memory, ready = queue.alloc(KIB, pool=pool)
+        freed = queue.free(memory)
+        second, second_ready = queue.alloc(KIB, pool=pool, wait_for=[freed])
         assert second.ptr != memory.ptr
-        third, third_ready = queue.alloc_async(KIB, pool=pool, wait_for=[freed, ready])
+        third, third_ready = queue.alloc(KIB, pool=pool, wait_for=[freed, ready])
         assert third.ptr == memory.ptr
         device.let_go()
         for allocation, event in ((second, second_ready), (third, third_ready)):
             event.wait()
-            queue.free_async(allocation)
+            queue.free(allocation)
 
 
 def test_read_only_is_told(context: Context, device: FakeMemoryDevice) -> None:
@@ -603,14 +603,14 @@ def test_read_only_is_told(context: Context, device: FakeMemoryDevice) -> None:
         for each in (constants, pool):
             memory = alloc(queue, each)
             assert memory.read_only is each.read_only is (each is constants)
-            queue.free_async(memory)
+            queue.free(memory)
 
 
 @kinds
 def test_every_kind(device: FakeMemoryDevice, context: Context, kind: MemoryKind) -> None:
     with Queue(device) as queue, Pool(context, kind) as pool:
-        first, _ = queue.alloc_async(1000, pool=pool)
-        second, _ = queue.alloc_async(500, kind, pool)
+        first, _ = queue.alloc(1000, pool=pool)
+        second, _ = queue.alloc(500, kind, pool)
         for memory in (first, second):
             last = memory.ptr + memory.size - 1
             assert pinning.memory_info(last) == (kind, memory.ptr, memory.size, device, context, pool)
@@ -622,22 +622,22 @@ def test_every_kind(device: FakeMemoryDevice, context: Context, kind: MemoryKind
                 np.asarray(memory)[:] = 5
                 assert contents(memory) == b"\5" * memory.size
         assert len(device.allocated) == 2
-        queue.free_async(first)
-        queue.free_async(second)
+        queue.free(first)
+        queue.free(second)
         with pytest.raises(PinningError, match="has no memory of another kind"):
-            queue.alloc_async(1, next(each for each in MemoryKind if each is not kind), pool)
+            queue.alloc(1, next(each for each in MemoryKind if each is not kind), pool)
 
 
 @kinds
 def test_on_the_host(kind: MemoryKind) -> None:
     with Context("host") as context, Queue("host") as queue, Pool(context, kind, zero_initialize=True) as pool:
         for _ in range(3):
-            memory, ready = queue.alloc_async(5000, pool=pool)
+            memory, ready = queue.alloc(5000, pool=pool)
             ready.wait()
             assert contents(memory) == bytes(5000)
             assert pinning.is_locked(memory.ptr, 5000, device="host") is (kind is HOST)
             queue.submit(lambda vendor, ptr=memory.ptr: vendor.fill(ptr, b"\7", 5000), (), (memory,))
-            queue.free_async(memory)
+            queue.free(memory)
         assert pool.reserved == 5120
 
 
@@ -645,10 +645,10 @@ def test_the_default_pool(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue, Queue(device) as other:
         for kind in (None, *MemoryKind):
             for each in (queue, other):
-                memory, _ = each.alloc_async(10, kind)
+                memory, _ = each.alloc(10, kind)
                 assert memory.pool is default_pool(device, kind or DEVICE)
                 assert memory.context is pinning.memory.default_context(device)
-                each.free_async(memory)
+                each.free(memory)
     for kind in MemoryKind:
         default_pool(device, kind).trim_to(0)
 
@@ -660,15 +660,15 @@ def test_sizes_that_no_memory_has(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         for size in (0, -1, 1 << 63):
             with pytest.raises(InvalidRangeError, match=f"nbytes is {size};"):
-                queue.alloc_async(size, pool=pool)
+                queue.alloc(size, pool=pool)
     assert "allocate" not in device.vendor_calls
 
 
 def test_freeing_twice_and_freeing_what_is_not_of_a_queue(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         memory = alloc(queue, pool)
-        queue.free_async(memory)
-        for again in (memory.free, lambda: queue.free_async(memory), lambda: pinning.free(memory)):
+        queue.free(memory)
+        for again in (memory.free, lambda: queue.free(memory), lambda: pinning.free(memory)):
             with pytest.raises(InvalidRangeError, match="cannot be freed again"):
                 again()
         assert pool.used == 0
@@ -676,12 +676,12 @@ def test_freeing_twice_and_freeing_what_is_not_of_a_queue(device: FakeMemoryDevi
             pinning.alloc(10, device=device) as other,
             pytest.raises(InvalidRangeError, match="not allocated in a queue"),
         ):
-            queue.free_async(other)
+            queue.free(other)
 
 
 def test_a_queue_of_another_context(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue("host") as queue, pytest.raises(PinningError, match="host:0 is not in <Context of fake:0>"):
-        queue.alloc_async(10, pool=pool)
+        queue.alloc(10, pool=pool)
 
 
 def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context) -> None:
@@ -694,7 +694,7 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
             context.close()
         assert not pool.closed
         queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\1", KIB), (), (memory,))
-        queue.free_async(memory)
+        queue.free(memory)
         closing = Background(pool.close)  # waits for the free
         assert eventually(lambda: pool.closed)
         assert closing.is_alive()
@@ -703,7 +703,7 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
         pool.close()
         assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
         with pytest.raises(PinningError, match="closed"):
-            queue.alloc_async(1, pool=pool)
+            queue.alloc(1, pool=pool)
 
 
 def test_a_queue_that_is_late_to_say_that_it_is_idle(
@@ -714,7 +714,7 @@ def test_a_queue_that_is_late_to_say_that_it_is_idle(
     with Queue(device, order="out_of_order") as queue:
         parts = [alloc(queue, pool, KIB) for _ in range(3)]
         for part in parts:
-            queue.free_async(part, [queue.submit(lambda vendor, ptr=part.ptr: vendor.fill(ptr, b"\1", KIB))])
+            queue.free(part, [queue.submit(lambda vendor, ptr=part.ptr: vendor.fill(ptr, b"\1", KIB))])
         device.let_go()
         with monkeypatch.context() as late:
             late.setattr(FakeQueue, "done", lambda queue: False)
@@ -728,12 +728,12 @@ def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:
     queue.close()
     use = other.submit(lambda vendor: vendor.fill(one.ptr, b"\1", KIB), (), (one,))
     with pytest.raises(PinningError, match="closed"):
-        queue.alloc_async(1, pool=pool)
+        queue.alloc(1, pool=pool)
     with pytest.raises(PinningError, match="closed"):
-        queue.free_async(one, [use])  # rather than ignore what it should wait for
+        queue.free(one, [use])  # rather than ignore what it should wait for
     with pytest.raises(StillInUseError):
         one.free()
-    other.free_async(one)
+    other.free(one)
     two.free()
     assert pool.used == 0
     device.let_go()
@@ -755,7 +755,7 @@ def test_a_plain_free_is_one_in_the_queue(device: FakeMemoryDevice, pool: Pool) 
         with alloc(queue, pool) as again:
             assert again.ptr == ptr
         device.let_go()
-        other.free_async(elsewhere)
+        other.free(elsewhere)
 
 
 def test_a_free_while_a_copy_is_in_flight(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -767,14 +767,14 @@ def test_a_free_while_a_copy_is_in_flight(device: FakeMemoryDevice, pool: Pool) 
         with pytest.raises(StillInUseError, match="in use by work of a queue"):
             memory.free()
         assert not memory.freed
-        queue.free_async(memory, [copy])
+        queue.free(memory, [copy])
         again = alloc(queue, pool)
         assert again.ptr == first_ptr(memory)
         queue.submit(lambda vendor: vendor.fill(again.ptr, b"\xff", KIB), (), (again,))
         device.release()
         copy.wait()
         assert (target == source).all(), "the next owner's data comes later"
-        queue.free_async(again)
+        queue.free(again)
 
 
 def test_what_is_dropped_goes_back_in_its_queue(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -797,7 +797,7 @@ def test_a_pool_that_is_dropped_gives_its_memory_back(
     monkeypatch.setattr(device, "free", noted)
     with Queue(device) as queue:
         pool = Pool(context)
-        queue.free_async(alloc(queue, pool))
+        queue.free(alloc(queue, pool))
         with pytest.warns(ResourceWarning, match="<Pool of DEVICE of .*> was dropped"):
             del pool
             gc.collect()
@@ -810,7 +810,7 @@ def test_a_queue_destroyed_with_work_pending(device: FakeMemoryDevice, pool: Poo
     memory = alloc(queue, pool)
     ptr = memory.ptr
     queue.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
-    freed = queue.free_async(memory)
+    freed = queue.free(memory)
     del queue
     gc.collect()
     with Queue(device) as other:
@@ -818,7 +818,7 @@ def test_a_queue_destroyed_with_work_pending(device: FakeMemoryDevice, pool: Poo
         assert elsewhere.ptr != ptr, "the work of the dropped queue is not over"
         device.let_go()
         freed.wait()
-        other.free_async(elsewhere)
+        other.free(elsewhere)
     del memory, elsewhere, freed  # which refer to their queue
     assert eventually(lambda: device.queues_alive == 0)
 
@@ -833,11 +833,11 @@ def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice, con
             device.fail_call(calls_before=point)
             try:
                 for on in (queue, other):
-                    memory, ready = on.alloc_async(1000, pool=pool)
+                    memory, ready = on.alloc(1000, pool=pool)
                     held.append(memory)
                     ready.wait()
                     other.submit(lambda vendor, ptr=memory.ptr: vendor.fill(ptr, b"\1", 1000), [ready], (memory,))
-                    on.free_async(memory, [other.record()])
+                    on.free(memory, [other.record()])
                     held.pop()
                 pool.trim_to(0)
             except VendorError as error:
@@ -846,7 +846,7 @@ def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice, con
             assert pool.used == 1024 * len(held)
             assert pool.reserved == sum(size for size, _ in device.allocated.values())
             for memory in held:
-                other.free_async(memory)
+                other.free(memory)
             pool.close()
             for each in (queue, other):
                 try:
@@ -858,11 +858,11 @@ def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice, con
 
 def test_a_device_lost_in_the_middle(device: FakeMemoryDevice, context: Context) -> None:
     pool, queue = Pool(context, zero_initialize=True), Queue(device)
-    memory, ready = queue.alloc_async(KIB, pool=pool)
-    idle, _ = queue.alloc_async(KIB, pool=pool)
-    queue.free_async(idle)
+    memory, ready = queue.alloc(KIB, pool=pool)
+    idle, _ = queue.alloc(KIB, pool=pool)
+    queue.free(idle)
     device.lose()
-    for call in (lambda: queue.alloc_async(8 * KIB, pool=pool), ready.wait):
+    for call in (lambda: queue.alloc(8 * KIB, pool=pool), ready.wait):
         with pytest.raises(VendorError, match="DEVICE_LOST"):
             call()
     assert (pool.used, pool.reserved) == (KIB, 2 * KIB)
@@ -897,14 +897,14 @@ def test_ctrl_c_while_the_vendor_frees(device: FakeMemoryDevice, context: Contex
     with Queue(device) as queue, Pool(context) as pool:
         parts = [alloc(queue, pool, size * KIB) for size in (4, 2)]
         for part in parts:
-            queue.free_async(part)
+            queue.free(part)
         device.free = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             pool.trim_to(0)
         assert pool.reserved == sum(size for size, _ in device.allocated.values()) == (2 if freed else 6) * KIB
         again = alloc(queue, pool, 4 * KIB)
         assert again.ptr in device.allocated
-        queue.free_async(again)
+        queue.free(again)
 
 
 def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: Context) -> None:
@@ -915,7 +915,7 @@ def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: 
         while True:
             pool = Pool(context)
             for each, size in (queue, 4 * KIB), (other, 2 * KIB):
-                each.free_async(alloc(each, pool, size))
+                each.free(alloc(each, pool, size))
             device.fail_call(KeyboardInterrupt(), calls_before=point)
             try:
                 pool.close()
@@ -923,7 +923,7 @@ def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: 
                 assert not pool.closed
                 device.fail_no_more()
                 assert pool.reserved == sum(size for size, _ in device.allocated.values())
-                queue.free_async(alloc(queue, pool, KIB))
+                queue.free(alloc(queue, pool, KIB))
                 pool.close()
             else:
                 device.fail_no_more()
@@ -936,10 +936,10 @@ def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: 
 
 def test_zeroes_whose_submission_went_wrong_may_still_be_written(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Queue(device) as other, Pool(context, zero_initialize=True) as pool:
-        memory, ready = queue.alloc_async(KIB, pool=pool)
+        memory, ready = queue.alloc(KIB, pool=pool)
         device.release()
         ready.wait()
-        queue.free_async(memory).wait()
+        queue.free(memory).wait()
         vendor = device.queues[0]
         fill = vendor.fill
 
@@ -949,16 +949,16 @@ def test_zeroes_whose_submission_went_wrong_may_still_be_written(device: FakeMem
 
         vendor.fill = submitted_and_interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            queue.alloc_async(KIB, pool=pool)
+            queue.alloc(KIB, pool=pool)
         del vendor.fill
         assert pool.used == 0
-        elsewhere, _ = other.alloc_async(KIB, pool=pool)
+        elsewhere, _ = other.alloc(KIB, pool=pool)
         assert elsewhere.ptr != memory.ptr, "the fill is still to come"
-        same, _ = queue.alloc_async(KIB, pool=pool)
+        same, _ = queue.alloc(KIB, pool=pool)
         assert same.ptr == memory.ptr
         device.let_go()
-        queue.free_async(same)
-        other.free_async(elsewhere)
+        queue.free(same)
+        other.free(elsewhere)
 
 
 def test_frees_by_the_garbage_collector_in_the_middle_of_anything() -> None:
@@ -972,11 +972,11 @@ def test_frees_by_the_garbage_collector_in_the_middle_of_anything() -> None:
 
         class Holder:
             def __init__(self):
-                self.memory, _ = queue.alloc_async(4096, pool=pool)
+                self.memory, _ = queue.alloc(4096, pool=pool)
                 self.itself = self
 
             def __del__(self):
-                queue.free_async(self.memory)
+                queue.free(self.memory)
 
         gc.set_threshold(1)
         for _ in range(3000):
@@ -999,17 +999,17 @@ def test_many_threads_share_a_pool() -> None:
             with Queue("host", "in_order" if number % 2 else "out_of_order") as queue:
                 for turn in range(60):
                     size = 100 + 37 * (turn * number % 50)
-                    memory, ready = queue.alloc_async(size, pool=pool)
+                    memory, ready = queue.alloc(size, pool=pool)
                     written = queue.submit(
                         lambda vendor, ptr=memory.ptr, size=size: vendor.fill(ptr, bytes([number]), size),
                         [ready],
                         (memory,),
                     )
                     found: list[bytes] = []
-                    read = queue.call_async(
+                    read = queue.call(
                         lambda memory=memory, found=found: found.append(contents(memory)), [written]
                     )
-                    freed = queue.free_async(memory, [read])
+                    freed = queue.free(memory, [read])
                     if turn % 7 == 0:
                         freed.wait()
                         assert found == [bytes([number]) * size]
@@ -1029,7 +1029,7 @@ def test_threads_that_grow_a_pool_at_once_are_each_given_memory(device: FakeMemo
         held = [alloc(queue, pool, KIB) for _ in range(50)]
         assert len({memory.ptr for memory in held}) == 50
         for memory in held:
-            queue.free_async(memory)
+            queue.free(memory)
 
     for thread in [Background(lambda queue=queue: grow(queue)) for queue in queues]:  # type: ignore[misc]
         thread.result()
@@ -1046,16 +1046,16 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
             assert (pool.used, pool.reserved, memory.freed) == (0, 0, True)
             memory.free()
             with pytest.raises(PinningError, match="fork"):
-                queue.free_async(memory)
+                queue.free(memory)
             with pytest.raises(PinningError, match="fork"):
-                queue.alloc_async(1, pool=pool)
+                queue.alloc(1, pool=pool)
             pool.close()
             assert len(device.vendor_calls) == calls
             with Queue("host") as own:
-                own.free_async(alloc(own, ours))
+                own.free(alloc(own, ours))
             ours.close()
 
         run_in_child(child)
         assert not memory.freed
-        queue.free_async(memory)
-        host.free_async(theirs)
+        queue.free(memory)
+        host.free(theirs)

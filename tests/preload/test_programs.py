@@ -134,7 +134,7 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 }""")
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", frozen], check=True)
     program = (
-        "import sys, pinning\nqueue = pinning.Queue('host')\nqueue.call_async(int).wait()\nprint('right', flush=True)\n"
+        "import sys, pinning\nqueue = pinning.Queue('host')\nqueue.call(int).wait()\nprint('right', flush=True)\n"
         "sys.stdin.readline()"
     )
     for command in ([*PROGRAM, "wait"], [sys.executable, "-P", "-c", program]):

@@ -288,7 +288,7 @@ def test_an_event_raises_the_same_each_time_and_its_traceback_does_not_grow(devi
         return caught.value
 
     with Queue("host:0") as queue:
-        event = queue.call_async(lambda: 1 / 0)
+        event = queue.call(lambda: 1 / 0)
         lengths = [len(traceback.extract_tb(raised().__traceback__)) for _ in range(3)]
     assert len(set(lengths)) == 1
 

@@ -37,7 +37,7 @@ def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice)
     queue.close()
     assert queue.closed
     assert event.done()
-    for attempt in (lambda: queue.submit(work), queue.record, lambda: queue.call_async(lambda: None)):
+    for attempt in (lambda: queue.submit(work), queue.record, lambda: queue.call(lambda: None)):
         with pytest.raises(PinningError, match="closed"):
             attempt()
 
@@ -101,7 +101,7 @@ def test_a_lost_device(device: FakeMemoryDevice) -> None:
 def test_a_closed_queue_has_nothing_to_wait_for() -> None:
     queue = Queue(HOST)
     ran: list[int] = []
-    event = queue.call_async(lambda: ran.append(1))
+    event = queue.call(lambda: ran.append(1))
     queue.close()
     for wait in (queue.synchronize, event.wait, HOST.synchronize):  # type: ignore[attr-defined]
         Background(wait).result()
@@ -130,7 +130,7 @@ def test_what_is_over_stays_so_though_the_vendors_event_is_recorded_later(
 def test_events_are_over_once_a_queue_of_the_host_is_closed() -> None:
     for _ in range(200):
         queue = Queue(HOST)
-        event = queue.call_async(lambda: None)
+        event = queue.call(lambda: None)
         queue.close()
         assert event.done()
 
@@ -210,13 +210,13 @@ def test_an_object_that_closes_the_queue_when_it_is_collected_during_a_submissio
 def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
     go = threading.Event()
     queue = Queue(HOST)
-    event = queue.call_async(lambda: go.wait(WAIT))
+    event = queue.call(lambda: go.wait(WAIT))
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         queue.close()
     assert not queue.closed
     go.set()
-    queue.call_async(lambda: None).wait()
+    queue.call(lambda: None).wait()
     assert event.done()
     queue.close()
     assert queue.closed
@@ -353,7 +353,7 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice) -> None:
         assert len(device.vendor_calls) == calls
         ran: list[int] = []
         with Queue(HOST) as own:
-            own.call_async(lambda: ran.append(1))
+            own.call(lambda: ran.append(1))
         assert ran == [1]
 
     run_in_child(child)
@@ -383,14 +383,14 @@ def test_the_child_drops_the_parents_queues_in_silence() -> None:
 def test_a_child_cannot_wait_for_its_parent() -> None:
     go = threading.Event()
     with Queue(HOST) as queue:
-        events = [queue.call_async(lambda: go.wait(WAIT)) for _ in range(2)]
+        events = [queue.call(lambda: go.wait(WAIT)) for _ in range(2)]
         assert events[0].vendor_event is not None
 
         def child() -> None:
             with Queue(HOST) as own:
                 for event in events:
                     with pytest.raises(PinningError, match="fork"):
-                        own.call_async(lambda: None, [event])
+                        own.call(lambda: None, [event])
                     with pytest.raises(PinningError, match="fork"):
                         event.elapsed(event)
 
@@ -428,8 +428,8 @@ def test_a_function_that_a_queue_calls_forks_and_returns_in_the_child() -> None:
             if not children[-1]:
                 os.write(write, b"child ")
         queue = Queue("host")
-        queue.call_async(fork)
-        queue.call_async(lambda: os.write(write, b"parent ")).wait()
+        queue.call(fork)
+        queue.call(lambda: os.write(write, b"parent ")).wait()
         print(os.waitpid(children[0], 0)[1])
         os.close(write)
         print(sorted(os.read(read, 100).split()))
@@ -447,7 +447,7 @@ def test_a_child_that_a_queues_function_forks_goes_on_in_its_other_threads() -> 
                     time.sleep(0.2)
                     os._exit(3)
                 threading.Thread(target=late).start()
-        Queue("host").call_async(fork).wait()
+        Queue("host").call(fork).wait()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
@@ -475,8 +475,8 @@ def test_a_destructor_on_the_service_thread_forks_and_returns_in_the_child() -> 
 def test_exit_waits_for_work() -> None:
     done = program("""
         queue = Queue("host")
-        queue.call_async(lambda: time.sleep(0.2))
-        queue.call_async(lambda: os.write(1, b"done"))
+        queue.call(lambda: time.sleep(0.2))
+        queue.call(lambda: os.write(1, b"done"))
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done", "")
 
@@ -486,8 +486,8 @@ def test_exit_does_not_wait_for_ever() -> None:
         from pinning.queues import pending
         pending.EXIT_SECONDS = 0.1
         queue = Queue("host")
-        queue.call_async(lambda: time.sleep(1000))
-        queue.call_async(lambda: os.write(1, b"done"))
+        queue.call(lambda: time.sleep(1000))
+        queue.call(lambda: os.write(1, b"done"))
     """)
     assert (done.returncode, done.stdout) == (0, "")
     assert "work is still in a queue" in done.stderr
@@ -496,8 +496,8 @@ def test_exit_does_not_wait_for_ever() -> None:
 @pytest.mark.parametrize(
     "left",
     [
-        pytest.param("queue.call_async(lambda: [sum(range(100)) for _ in iter(int, 1)])", id="in Python"),
-        pytest.param("queue.call_async(int, [fake.submit(lambda vendor: vendor.mark(print))])", id="at a gate"),
+        pytest.param("queue.call(lambda: [sum(range(100)) for _ in iter(int, 1)])", id="in Python"),
+        pytest.param("queue.call(int, [fake.submit(lambda vendor: vendor.mark(print))])", id="at a gate"),
         pytest.param("queue.submit(lambda vendor: vendor.wait_value(word.ctypes.data, 1))", id="at a word"),
         pytest.param(
             "queue.submit(lambda vendor: vendor.call(sleep, 1000), (), (word,))", id="in a function without the GIL"
@@ -537,10 +537,10 @@ def test_exit_does_not_wait_for_what_an_adopted_queue_cannot_show(what: str) -> 
         "a call that is refused": """
             owner = Queue("host")
             adopted = Queue.adopt(owner.handle, "host")
-            adopted.call_async(lambda: None).wait()
+            adopted.call(lambda: None).wait()
             owner.close()
             try:
-                adopted.call_async(lambda: None)
+                adopted.call(lambda: None)
             except pinning.PinningError:
                 pass
         """,

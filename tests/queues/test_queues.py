@@ -32,7 +32,7 @@ def test_an_in_order_queue_runs_in_order_on_the_host() -> None:
     ran: list[int] = []
     with Queue(HOST) as queue:
         for number in range(100):
-            queue.call_async(lambda number=number: ran.append(number))
+            queue.call(lambda number=number: ran.append(number))
         queue.synchronize()
         assert queue.done()
     assert ran == list(range(100))
@@ -41,9 +41,9 @@ def test_an_in_order_queue_runs_in_order_on_the_host() -> None:
 def test_unrelated_work_overtakes_in_an_out_of_order_queue() -> None:
     go = threading.Event()
     with Queue(HOST, "out_of_order") as queue:
-        first = queue.call_async(lambda: go.wait(WAIT))
-        second = queue.call_async(lambda: None)
-        third = queue.call_async(lambda: None, [first])
+        first = queue.call(lambda: go.wait(WAIT))
+        second = queue.call(lambda: None)
+        third = queue.call(lambda: None, [first])
         second.wait()
         assert (first.done(), third.done()) == (False, False)
         go.set()
@@ -104,9 +104,9 @@ def test_host_rows_single_bytes_and_words() -> None:
 
 def test_a_function_that_raises_fails_its_event_and_the_queue_goes_on() -> None:
     with Queue(HOST) as queue:
-        failing = queue.call_async(lambda: 1 / 0)
-        after = queue.call_async(lambda: None)
-        dependent = queue.call_async(lambda: None, [failing])
+        failing = queue.call(lambda: 1 / 0)
+        after = queue.call(lambda: None)
+        dependent = queue.call(lambda: None, [failing])
         with pytest.raises(ZeroDivisionError):
             failing.wait()
         after.wait()
@@ -118,7 +118,7 @@ def test_refused_host_work_is_not_submitted_and_the_queue_continues() -> None:
     with Queue(HOST) as queue:
         with pytest.raises(TypeError):
             queue.submit(lambda vendor: vendor.copy(0, 0, "no size"))  # type: ignore[arg-type]
-        queue.call_async(lambda: None).wait()
+        queue.call(lambda: None).wait()
         queue.synchronize()
 
 
@@ -128,8 +128,8 @@ def test_an_error_that_nobody_waits_for_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: heard.append(unraisable.exc_type))
     with Queue(HOST) as queue:
         go = threading.Event()
-        queue.call_async(lambda: go.wait(WAIT))
-        queue.call_async(lambda: 1 / 0)
+        queue.call(lambda: go.wait(WAIT))
+        queue.call(lambda: 1 / 0)
         go.set()
     assert heard == [ZeroDivisionError]
 
@@ -323,13 +323,13 @@ def test_a_queue_of_the_host_that_was_adopted() -> None:
     ran: list[int] = []
     theirs = HOST.make_queue()  # type: ignore[attr-defined]
     adopted = Queue.adopt(theirs.handle, HOST)
-    adopted.call_async(lambda: ran.append(1))
+    adopted.call(lambda: ran.append(1))
     adopted.close()
     again = Queue.adopt(theirs.handle, HOST)
-    again.call_async(lambda: ran.append(2)).wait()
+    again.call(lambda: ran.append(2)).wait()
     theirs.close()
     with pytest.raises(PinningError, match="closed"):
-        again.call_async(lambda: None)
+        again.call(lambda: None)
     assert ran == [1, 2]
 
 
@@ -338,7 +338,7 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
     ran: list[str] = []
     with Queue(HOST) as host, Queue(device) as theirs:
         first = theirs.submit(lambda vendor: vendor.mark(lambda: ran.append("theirs")))  # type: ignore[attr-defined]
-        second = host.call_async(lambda: ran.append("host"), [first])
+        second = host.call(lambda: ran.append("host"), [first])
         third = theirs.submit(lambda vendor: vendor.mark(lambda: ran.append("theirs again")), [second])  # type: ignore[attr-defined]
         assert not second.done()
         releasing = Background(device.let_go)  # its queue waits at a gate meanwhile
@@ -466,7 +466,7 @@ def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(see
                     early.append(number)
                 ran.add(number)
 
-            known.append((number, queue.call_async(run, [event for _, event in waits])))
+            known.append((number, queue.call(run, [event for _, event in waits])))
             last_of[queue] = number
             if draw.random() < 0.2:
                 del known[: draw.randrange(len(alive) + 1)]
@@ -489,10 +489,10 @@ def test_a_wait_for_all_work_does_not_wait_for_later_work() -> None:
     with Queue("host") as queue:
         for attempt in range(10):
             earlier, later = threading.Event(), threading.Event()
-            queue.call_async(earlier.wait)
+            queue.call(earlier.wait)
             waiting = Background(queue.synchronize)
             waiting.join(0.1 * (attempt + 1))  # it waits by then; if not, the next attempt gives it longer
-            queue.call_async(later.wait)
+            queue.call(later.wait)
             waiting.join(0.3)  # longer than it sleeps without looking for signals
             earlier.set()
             waiting.join(1)

@@ -40,8 +40,8 @@ class Called:
 
 def late():
     queue = pinning.Queue("host")
-    queue.call_async(lambda: time.sleep(0.2))
-    queue.call_async(Called())
+    queue.call(lambda: time.sleep(0.2))
+    queue.call(Called())
     del queue
     reused = [bytearray(100) for _ in range(100000)]
     time.sleep(2 if {waits} else 0)
@@ -65,7 +65,7 @@ def late():
     queue = pinning.Queue("host")
     sleep = ctypes.cast(libc.usleep, ctypes.c_void_p).value
     queue.submit(lambda vendor: vendor.call(sleep, 500_000))
-    queue.call_async(lambda: os.write(1, b"called"))
+    queue.call(lambda: os.write(1, b"called"))
 
 atexit.register(late)
 import pinning

@@ -539,8 +539,8 @@ def test_a_map_that_goes_with_the_interpreter_says_nothing() -> None:
         from fake_memory import FakeMemoryDevice
         fake = FakeMemoryDevice(held=False)
         with pinning.Queue(fake) as queue:
-            memory, _ = queue.alloc_async(100, pinning.MemoryKind.HOST)
-            queue.free_async(memory)
+            memory, _ = queue.alloc(100, pinning.MemoryKind.HOST)
+            queue.free(memory)
         del memory  # the default pool keeps it, which the map knows
     """)
     assert outcome(program) == (0, "", "")

@@ -44,7 +44,7 @@ def evict(path: Path) -> None:
 def held_back(queue: pinning.Queue) -> Iterator[None]:
     """Keep a queue from doing anything until the end of the block."""
     go = threading.Event()
-    held = queue.call_async(lambda: go.wait(600))
+    held = queue.call(lambda: go.wait(600))
     try:
         yield
     finally:
@@ -194,7 +194,7 @@ def test_it_waits_for_who_writes_the_file(queue: pinning.Queue, file: Path) -> N
             with file.open("r+b") as out:
                 out.write(noise(SIZE, 3).tobytes())
 
-        written = other.call_async(write)
+        written = other.call(write)
         copy = pinning.copy_file_async(there, file, queue=queue, wait_for=[written])
         go.set()
         copy.wait()

@@ -110,10 +110,10 @@ def context(given: Given) -> None:
 
 def pool(given: Given) -> None:
     with pinning.Context(DEVICE) as owner, pinning.Queue(DEVICE) as queue, pinning.Pool(owner) as mine:
-        given.append(queue.alloc_async(1000, pool=mine)[0])
-        queue.free_async(given[-1])
+        given.append(queue.alloc(1000, pool=mine)[0])
+        queue.free(given[-1])
         mine.trim_to(0)
-        given.append(queue.alloc_async(SIZE, pool=mine)[0])
+        given.append(queue.alloc(SIZE, pool=mine)[0])
         given[-1].free()
         queue.synchronize()
 
@@ -122,7 +122,7 @@ def queue(given: Given) -> None:
     with pinning.Queue(DEVICE) as one, pinning.Queue(DEVICE, order="out_of_order") as other:
         event = one.record()
         other.wait_for(event)
-        other.call_async(list).wait()
+        other.call(list).wait()
         one.synchronize()
 
 
@@ -134,7 +134,7 @@ def events(given: Given) -> None:
         assert first.done()
         other.record().elapsed(first)
         with suppress(ZeroDivisionError):
-            one.call_async(lambda: 1 // 0).wait()
+            one.call(lambda: 1 // 0).wait()
 
 
 def copy(given: Given) -> None:

@@ -70,16 +70,16 @@ class Work:
 
     def copy_to_device(self) -> None:
         queue = self.queue()
-        there, allocated = queue.alloc_async(SIZE)
+        there, allocated = queue.alloc(SIZE)
         pinning.copy_async(there, np.ones(SIZE, "u1"), queue=queue, wait_for=[allocated])
-        queue.free_async(there)
+        queue.free(there)
 
     def copy_of_locked(self) -> None:
         source, queue = np.ones(SIZE, "u1"), self.queue()
-        there, _ = queue.alloc_async(SIZE)
+        there, _ = queue.alloc(SIZE)
         with pinning.lock(source, device=self.device) as lock:
             pinning.copy_async(there, lock, queue=queue).wait()
-        queue.free_async(there)
+        queue.free(there)
 
     def copy_in_default_queue(self) -> None:
         pinning.copy_async(np.empty(SIZE, "u1"), np.ones(SIZE, "u1"))
@@ -101,26 +101,26 @@ class Work:
     def call(self) -> None:
         queue = self.queue()
         for _ in range(10):
-            queue.call_async(Callback())
+            queue.call(Callback())
 
     def call_and_wait(self) -> None:
-        self.queue().call_async(Callback()).wait()
+        self.queue().call(Callback()).wait()
 
     def close(self) -> None:
         with self.queue() as queue:
-            queue.call_async(Callback())
+            queue.call(Callback())
 
     def events(self) -> None:
         first, second = self.queue(), pinning.Queue("host")
-        event = first.call_async(Callback())
-        second.call_async(Callback(), [event, first.record()])
+        event = first.call(Callback())
+        second.call(Callback(), [event, first.record()])
 
     def pools(self) -> None:
         queue = self.queue()
         pool = pinning.Pool(self.device, "host")
-        memory, allocated = queue.alloc_async(SIZE, pool=pool)
+        memory, allocated = queue.alloc(SIZE, pool=pool)
         pinning.copy_async(memory, np.ones(SIZE, "u1"), queue=queue, wait_for=[allocated])
-        queue.free_async(memory)
+        queue.free(memory)
 
     def alloc_and_free(self) -> None:
         pinning.alloc(SIZE, "host", device=self.device).free()

@@ -79,17 +79,17 @@ Waiting = Callable[[pinning.Queue, pinning.Queue, Callable[[], None]], Events]
 
 
 def the_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    queue.call_async(function)
+    queue.call(function)
     return ()
 
 
 def another_queue(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    queue.wait_for(second.call_async(function))
+    queue.wait_for(second.call(function))
     return ()
 
 
 def the_copy(queue: pinning.Queue, second: pinning.Queue, function: Callable[[], None]) -> Events:
-    return (second.call_async(function),)
+    return (second.call(function),)
 
 
 @pytest.mark.parametrize("room", [True, False])

@@ -136,10 +136,10 @@ def refusals(case: Case) -> dict[str, Callable[[], object]]:
         "a batch of pageable parts": lambda: pinning.copy_batch_async(starts, parts, LARGE // 4, queue=queue),
         "within the host": lambda: pinning.copy_async(case.locked, pageable, queue=queue),
         "rows": lambda: pinning.copy_2d_async(memory.ptr, 100, pageable, 200, 100, 30, queue=queue),
-        "a function": lambda: queue.call_async(lambda: None),
+        "a function": lambda: queue.call(lambda: None),
         "work of a program": lambda: queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\0", 1)),
         "an event": queue.record,
-        "memory": lambda: queue.alloc_async(SMALL),
+        "memory": lambda: queue.alloc(SMALL),
         "its end": queue.done,
         "to wait for its end": queue.synchronize,
         "to close it": queue.close,
@@ -167,7 +167,7 @@ def test_wait_lists(case: Case, mode: str) -> None:
     over = pinning.fill_async(case.memory, 1, queue=case.other)
     over.wait()
     release = threading.Event()
-    pending = case.other.call_async(release.wait)
+    pending = case.other.call(release.wait)
     with Graph(case.queue.handle, mode) as graph:
         first = pinning.fill_async(case.memory, 2, queue=case.queue, wait_for=[over])
         pinning.fill_async(case.memory.ptr, 3, 1, queue=case.queue, wait_for=[first])
@@ -236,10 +236,10 @@ def test_other_queues_and_threads_go_on_beside_a_capture(case: Case, mode: str) 
             failures.append(error)
 
     def other_work(queue: pinning.Queue, buffer: Any, back: Any) -> None:
-        memory, ready = queue.alloc_async(LARGE, pool=pool)
+        memory, ready = queue.alloc(LARGE, pool=pool)
         pinning.copy_async(memory, buffer, queue=queue, wait_for=[ready])
         pinning.copy_async(back, memory, queue=queue).wait()
-        queue.free_async(memory)
+        queue.free(memory)
         assert (back == buffer).all()
         pinning.lock(numpy.ones(PAGE, numpy.uint8), device=queue.device).unlock()
         with pinning.alloc(PAGE, device=queue.device) as own:
@@ -291,7 +291,7 @@ def test_a_queue_out_of_order_records_nothing(queue: pinning.Queue, case: Case) 
 def test_what_is_pending_in_a_queue_is_let_go_after_a_capture(case: Case) -> None:
     """Its stream is not queried while under capture; afterwards the queue knows its progress."""
     release = threading.Event()
-    started = case.queue.call_async(release.wait)
+    started = case.queue.call(release.wait)
     copy = pinning.copy_async(case.memory, case.locked, queue=case.queue)
     with Graph(case.queue.handle, "global") as graph:
         pinning.fill_async(case.memory, 3, queue=case.queue)

@@ -121,7 +121,7 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, second: None, tmp_path: Path, sm
     path = tmp_path / "a.safetensors"
     pinning.save_file({"a": noise(SIZE)}, path)
     main, go = threading.get_ident(), threading.Event()
-    held = (default_queue("cuda:0") if two else queue).call_async(lambda: go.wait(600))
+    held = (default_queue("cuda:0") if two else queue).call(lambda: go.wait(600))
 
     def interrupt() -> None:
         assert eventually(lambda: descriptors_of(path) > 0)

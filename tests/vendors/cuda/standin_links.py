@@ -210,7 +210,7 @@ def test_a_file_that_ends_early_is_an_error_on_any_link(tmp_path: Path, waited: 
         pinning.Queue("cuda:2") as other,
         pinning.alloc(200 * MIB, device="cuda:0") as there,
     ):
-        queue.wait_for(other.call_async(gate.wait))
+        queue.wait_for(other.call(gate.wait))
         timer.start()
         with pytest.raises(pinning.FileError, match="has it been truncated"):
             (pinning.copy_file if waited else pinning.copy_file_async)(there, path, queue=queue).wait()

@@ -31,12 +31,12 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
     values, back = numpy.arange(1000, dtype="u4"), numpy.zeros(1000, "u4")
     go = threading.Event()
     with pinning.alloc(4000, device=GPU) as there, pinning.locked(values, back, device=GPU):
-        begun = host.call_async(lambda: go.wait(WAIT))
-        set_to_7 = host.call_async(lambda: values.fill(7), [begun])
+        begun = host.call(lambda: go.wait(WAIT))
+        set_to_7 = host.call(lambda: values.fill(7), [begun])
         copied = pinning.copy_async(there, values, queue=gpu, wait_for=[set_to_7])
-        cleared = host.call_async(lambda: values.fill(9), [copied])
+        cleared = host.call(lambda: values.fill(9), [copied])
         returned = pinning.copy_async(back, there, queue=gpu, wait_for=[copied])
-        both = host.call_async(lambda: None, [cleared, returned])
+        both = host.call(lambda: None, [cleared, returned])
         assert not any(event.done() for event in (begun, copied, cleared, returned, both))
         go.set()
         both.wait()
@@ -49,21 +49,21 @@ def test_a_chain_from_one_to_the_other_and_back(queues: tuple[Queue, Queue]) -> 
     ran: list[int] = []
     event = Event()
     for number in range(40):
-        event = queues[number % 2].call_async(lambda number=number: ran.append(number), [event])
+        event = queues[number % 2].call(lambda number=number: ran.append(number), [event])
     event.wait()
     assert ran == list(range(40))
 
 
 def test_an_error_travels_and_both_go_on(queues: tuple[Queue, Queue]) -> None:
     host, gpu = queues
-    failing = host.call_async(lambda: 1 / 0)
-    there = gpu.call_async(lambda: None, [failing])
-    back = host.call_async(lambda: None, [there])
+    failing = host.call(lambda: 1 / 0)
+    there = gpu.call(lambda: None, [failing])
+    back = host.call(lambda: None, [there])
     for event in (back, there, failing):
         with pytest.raises(ZeroDivisionError):
             event.wait()
     for queue in queues:
-        queue.call_async(lambda: None).wait()
+        queue.call(lambda: None).wait()
         queue.synchronize()
 
 
@@ -82,7 +82,7 @@ def test_a_stream_of_cuda_core(standin: StandIn) -> None:
     assert copied.queue is adopted
     assert copied.vendor_event is not None, "they may submit at any time"
     with Queue(HOST) as host:
-        host.call_async(lambda: None, [copied]).wait()
+        host.call(lambda: None, [copied]).wait()
     adopted.close()
     theirs.synchronize()
     there.free()

@@ -53,13 +53,13 @@ def test_a_thousand_replays_beside_threads_that_lock_and_stage(real_gpu: pinning
         buffer = numpy.full(32 << 20, seed, numpy.uint8)
         with pinning.Queue(real_gpu) as queue:
             while not stop.is_set():
-                memory, _ = queue.alloc_async(buffer.nbytes)
+                memory, _ = queue.alloc(buffer.nbytes)
                 pinning.copy(memory, buffer, queue=queue)
                 with pinning.lock(buffer[: 1 << 20], device=real_gpu):
                     back = numpy.zeros(1 << 20, numpy.uint8)
                     pinning.copy(back, memory, 1 << 20, queue=queue)
                     assert (back == seed).all()
-                queue.free_async(memory)
+                queue.free(memory)
 
     threads = [Background(partial(work, seed)) for seed in range(1, 5)]
     try:

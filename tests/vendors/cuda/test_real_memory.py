@@ -57,7 +57,7 @@ class Holding:
 
     def __init__(self, queue: Queue) -> None:
         self._go = threading.Event()
-        self._event = queue.call_async(lambda: self._go.wait(60))
+        self._event = queue.call(lambda: self._go.wait(60))
 
     def release(self) -> None:
         self._go.set()
@@ -127,9 +127,9 @@ def test_more_memory_than_there_is(gpu: CudaDevice, context: Context) -> None:
         context.alloc(1 << 46)
     with Queue(gpu) as queue, Pool(context) as pool:
         with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
-            queue.alloc_async(1 << 46, pool=pool)
+            queue.alloc(1 << 46, pool=pool)
         assert (pool.used, pool.reserved) == (0, 0)
-        queue.free_async(queue.alloc_async(MIB, pool=pool)[0])
+        queue.free(queue.alloc(MIB, pool=pool)[0])
 
 
 def test_memory_of_torch_is_its_own(gpu: CudaDevice) -> None:
@@ -221,19 +221,19 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
         for result in results:
             locks.enter_context(pinning.lock(result, device=gpu))
         # One-time work of the driver could wait for the queue that is blocked below, so it is done now.
-        memory, spare = one.alloc_async(MIB, pool=pool)[0], other.alloc_async(MIB, pool=pool)[0]
+        memory, spare = one.alloc(MIB, pool=pool)[0], other.alloc(MIB, pool=pool)[0]
         for each, queue in ((memory, one), (spare, other)):
             pinning.fill(each, 9, queue=queue)
-        other.free_async(spare)
+        other.free(spare)
         ptr = memory.ptr
         with Holding(one) as holding:
             pinning.fill_async(memory, 1, queue=one)
             pinning.copy_async(results[0], memory, queue=one)
-            freed = one.free_async(memory)
-            elsewhere, _ = other.alloc_async(MIB, pool=pool)
+            freed = one.free(memory)
+            elsewhere, _ = other.alloc(MIB, pool=pool)
             assert elsewhere.ptr != ptr, "nothing says that the free is over"
             pinning.fill(elsewhere, 2, queue=other)
-            after, ready = other.alloc_async(MIB, pool=pool, wait_for=[freed])
+            after, ready = other.alloc(MIB, pool=pool, wait_for=[freed])
             assert after.ptr == ptr, "it waits for the free, and so can have its memory"
             pinning.fill_async(after, 3, queue=other, wait_for=[ready])
             pinning.copy_async(results[1], after, queue=other)
@@ -246,7 +246,7 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
         assert (results[1] == 3).all()
         assert (contents(elsewhere) == 2).all()
         for each in (elsewhere, after):
-            other.free_async(each)
+            other.free(each)
 
 
 @pytest.mark.parametrize("maximum", [None, 24 * MIB], ids=["unbounded", "bounded"])
@@ -261,7 +261,7 @@ def test_streams_that_share_a_pool_find_their_own_data(gpu: CudaDevice, context:
             queue = queues[int(random.integers(4))]
             size, number = int(random.integers(1, 2 * MIB)), turn % 255 + 1
             waits = [last[int(random.integers(len(last)))] for _ in range(int(random.integers(3)))] if last else []
-            memory, ready = queue.alloc_async(size, pool=pool, wait_for=waits)
+            memory, ready = queue.alloc(size, pool=pool, wait_for=waits)
             if isinstance(ready.error, pinning.PoolLimitError):
                 assert maximum is not None
                 queue.synchronize()
@@ -271,7 +271,7 @@ def test_streams_that_share_a_pool_find_their_own_data(gpu: CudaDevice, context:
             filled = pinning.fill_async(memory, number, queue=queue, wait_for=[ready])
             again = pinning.fill_async(memory, number, queue=queue, wait_for=[filled])
             copied = pinning.copy_async(target, memory, queue=queue, wait_for=[again])
-            last = [*last[-5:], queue.free_async(memory, [copied])]
+            last = [*last[-5:], queue.free(memory, [copied])]
             read.append((number, target, copied))
         for number, target, copied in read:
             copied.wait()
@@ -289,20 +289,20 @@ def test_a_stream_of_somebody_else_allocates_in_its_order(gpu: CudaDevice, conte
     stream = cupy.cuda.Stream(non_blocking=True)
     queue = Queue.adopt(stream.ptr, gpu)
     with Pool(context) as pool:
-        memory, ready = queue.alloc_async(MIB, pool=pool)
+        memory, ready = queue.alloc(MIB, pool=pool)
         ptr = memory.ptr
         with stream:
             view(cupy, memory)[:] = 9
             total = view(cupy, memory).sum(dtype=cupy.int64)
-        queue.free_async(memory)
-        again, _ = queue.alloc_async(MIB, pool=pool)
+        queue.free(memory)
+        again, _ = queue.alloc(MIB, pool=pool)
         assert again.ptr == ptr
         pinning.fill_async(again, 1, queue=queue)
         stream.synchronize()
         assert int(total) == 9 * MIB
         assert (contents(again) == 1).all()
         assert ready.done()
-        queue.free_async(again)
+        queue.free(again)
         queue.close()
 
 
@@ -312,13 +312,13 @@ def test_zeroes_in_every_kind(gpu: CudaDevice, context: Context, kind: MemoryKin
         pytest.skip(f"this GPU has no memory of kind {kind.name}")
     with Queue(gpu) as queue, Pool(context, kind, zero_initialize=True) as pool:
         for _ in range(3):
-            memory, ready = queue.alloc_async(MIB + 3, pool=pool)
+            memory, ready = queue.alloc(MIB + 3, pool=pool)
             ready.wait()
             assert not contents(memory).any()
             info = pinning.memory_info(memory.ptr + MIB)
             assert info == (kind, memory.ptr, MIB + 3, gpu, context, pool)
             pinning.fill_async(memory, 7, queue=queue)
-            queue.free_async(memory)
+            queue.free(memory)
         assert pool.reserved == MIB + 256
         base = memory.ptr
     assert pinning.memory_info(base) is None, "the driver has it back"

@@ -103,13 +103,13 @@ def test_in_the_background_for_both() -> None:
 def test_queues_and_pools_wait_for_each_other() -> None:
     array, back = noise(32 * MIB), numpy.zeros(32 * MIB, numpy.uint8)
     with pinning.Queue("cuda:0") as first, pinning.Queue("cuda:1") as second:
-        block, allocated = first.alloc_async(array.nbytes)
+        block, allocated = first.alloc(array.nbytes)
         copied = pinning.copy_async(block, array, queue=first, wait_for=[allocated])
-        other, allocated = second.alloc_async(array.nbytes)
+        other, allocated = second.alloc(array.nbytes)
         across = pinning.copy_async(other, block, queue=second, wait_for=[copied, allocated])
-        first.free_async(block, wait_for=[across])
+        first.free(block, wait_for=[across])
         pinning.copy_async(back, other, queue=second).wait()
-        second.free_async(other)
+        second.free(other)
         for queue in (first, second):
             queue.synchronize()
     assert (back == array).all()

@@ -64,9 +64,9 @@ def test_bytes_go_there_and_come_back(device: HsaDevice, size: int, locked: bool
 def test_work_of_python_in_its_turn(device: HsaDevice) -> None:
     done: list[int] = []
     with pinning.Queue(device) as queue:
-        event = queue.call_async(lambda: done.append(1))
-        failing = queue.call_async(lambda: done[7])  # type: ignore[arg-type,return-value]
-        queue.call_async(lambda: done.append(2)).wait()
+        event = queue.call(lambda: done.append(1))
+        failing = queue.call(lambda: done[7])  # type: ignore[arg-type,return-value]
+        queue.call(lambda: done.append(2)).wait()
         event.wait()
         with pytest.raises(IndexError):
             failing.wait()
@@ -77,8 +77,8 @@ def test_work_of_python_in_its_turn(device: HsaDevice) -> None:
 def test_a_queue_waits_for_one_of_the_hosts(device: HsaDevice) -> None:
     done: list[int] = []
     with pinning.Queue("host:0") as other, pinning.Queue(device) as queue:
-        first = other.call_async(lambda: done.append(1))
-        queue.call_async(lambda: done.append(2), wait_for=[first]).wait()
+        first = other.call(lambda: done.append(1))
+        queue.call(lambda: done.append(2), wait_for=[first]).wait()
     assert done == [1, 2]
 
 
@@ -88,12 +88,12 @@ def test_a_pool_uses_a_block_again_in_the_order_of_its_queue(device: HsaDevice) 
         pinning.Pool(context, zero_initialize=True) as pool,
         pinning.Queue(device) as queue,
     ):
-        first, _ = queue.alloc_async(5000, pool=pool)
+        first, _ = queue.alloc(5000, pool=pool)
         pinning.copy_async(first, noise(5000), queue=queue)
-        queue.free_async(first)
-        again, ready = queue.alloc_async(5000, pool=pool)
+        queue.free(first)
+        again, ready = queue.alloc(5000, pool=pool)
         assert again.ptr == first.ptr
         target = numpy.ones(5000, numpy.uint8)
         pinning.copy_async(target, again, queue=queue, wait_for=[ready]).wait()
         assert not target.any()
-        queue.free_async(again).wait()
+        queue.free(again).wait()

@@ -188,16 +188,16 @@ def test_programs_allocate_copy_and_use_pools_on_it() -> None:
         pinning.Pool(context, MemoryKind.DEVICE) as pool,
         pinning.Queue(CPU) as queue,
     ):
-        there, ready = queue.alloc_async(size, pool=pool)
+        there, ready = queue.alloc(size, pool=pool)
         up = pinning.copy_async(there, array, queue=queue, wait_for=[ready])
         pinning.copy_async(back, there, queue=queue).wait()
         assert up.path == "plain"
         with pinning.alloc(size, MemoryKind.HOST, device=CPU) as pinned:
             assert pinning.copy(pinned, there, queue=queue).path == "direct"
             assert (numpy.asarray(pinned) == array).all()
-        queue.free_async(there)
-        again, _ = queue.alloc_async(size, pool=pool)
+        queue.free(there)
+        again, _ = queue.alloc(size, pool=pool)
         assert again.ptr == there.ptr
-        queue.free_async(again)
+        queue.free(again)
     assert (back == array).all()
     pinning.pinned_map(CPU).close()

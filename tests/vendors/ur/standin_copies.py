@@ -46,14 +46,14 @@ def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(dev
 def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> None:
     with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
         with pytest.raises(pinning.PinningError, match=r"queues of ur:0 cannot call functions.*wait for an event"):
-            queue.call_async(lambda: None)
+            queue.call(lambda: None)
         with pinning.Queue("host:0") as other, pytest.raises(pinning.PinningError, match="ur:0 cannot call functions"):
             pinning.fill_async(there, 1, queue=queue, wait_for=[_pending(other)])
         pinning.fill(there, 1, queue=queue)
 
 
 def _pending(queue: pinning.Queue) -> pinning.Event:
-    return queue.call_async(lambda: time.sleep(0.2))
+    return queue.call(lambda: time.sleep(0.2))
 
 
 def test_a_tensor_that_is_a_device_of_oneapi_to_dlpack(standin: StandIn) -> None:
