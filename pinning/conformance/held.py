@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from pinning.errors import PinningError
 from pinning.plugin import CoarseDevice, Device
 
 
@@ -36,10 +35,10 @@ class Held:
             self._count[ptr] -= 1
 
     def release(self) -> int:
-        """Unlock what is left, ignoring refusals; returns the number of locks left."""
+        """Unlock what is left, ignoring failures; returns the number of locks left."""
         left = [ptr for ptr, count in self._count.items() for _ in range(count)]
         for ptr in left:
-            with suppress(PinningError):
+            with suppress(Exception):
                 self.device.data_unlock(ptr)
         self._count.clear()
         return len(left)

@@ -151,13 +151,13 @@ def test_unlocking_twice(held: Held) -> None:
 
 
 @pytest.mark.parametrize("at", [-8, 8, 100, PAGE], ids=["before", "inside", "just behind", "a page behind"])
-def test_unlocking_what_is_no_base(held: Held, at: int) -> None:
+def test_unlocking_what_is_no_base(strict: Held, at: int) -> None:
     pages = Pages(2)
     base = pages.ptr + 64
-    held.lock(base, 100)
+    strict.lock(base, 100)
     with pytest.raises(PinningError):
-        held.device.data_unlock(base + at)
-    held.unlock(base)
+        strict.device.data_unlock(base + at)
+    strict.unlock(base)
 
 
 @pytest.mark.parametrize("there", [0, 1, 3], ids=["none", "the first page", "all but the last page"])

@@ -75,7 +75,7 @@ def test_neighbours_stay_when_one_goes(tells: Held) -> None:
         assert all(tells.device.is_pinned_ptr(base + at) for base in left for at in (0, PAGE, PAGE + 99))
 
 
-def test_a_refused_unlock_unlocks_nothing(tells: Held) -> None:
+def test_a_refused_unlock_unlocks_nothing(tells: Held, strict: Held) -> None:
     pages = Pages(1)
     tells.lock(pages.ptr, 100)
     before = tells.device.is_pinned_ptr(pages.ptr)
