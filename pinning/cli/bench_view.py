@@ -36,8 +36,8 @@ def show(report: BenchReport, to: Console) -> None:
         title = "Copies: pageable memory by the driver alone and by pinning.copy; locked memory"
         section(to, title, copies(report.copies))
         if report.device.startswith("host"):
-            to.print("  [dim]On the host, the driver's copy is memcpy on the calling thread; pinning.copy has other")
-            to.print("  [dim]threads copy. No bus is used: these rates do not tell how a GPU's copies compare.")
+            to.print("  [dim]On the host, the driver's copy is memcpy on the calling thread, and other")
+            to.print("  [dim]threads make those of pinning.copy. No bus limits them, as it does a GPU's.")
     if report.batches:
         section(to, "Copies of many blocks of locked memory: one by one, or as a batch by ...", _batches(report))
 
