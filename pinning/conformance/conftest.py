@@ -42,9 +42,9 @@ def device(request: pytest.FixtureRequest) -> Device:
     try:
         if name is None:
             present = ", ".join(each.name for each in pinning.devices())
-            raise pinning.PluginUnavailableError(f"say which device to test: --device NAME; present are {present}")
+            raise pinning.ArgumentError(f"say which device to test: --device NAME; present are {present}")
         return pinning.device(name)
-    except pinning.PluginUnavailableError as error:
+    except (pinning.ArgumentError, pinning.PluginUnavailableError) as error:
         pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
