@@ -19,12 +19,13 @@ inline char const* setting(char const* name) noexcept {
   return value != nullptr ? value : "";
 }
 
-/// Whether a switch is on; `otherwise` if the variable is unset or empty; nothing if it has another value.
+/// Whether a switch is on (or 1) rather than off (or 0); `otherwise` if the variable is unset or empty; nothing if it has
+/// another value.
 inline std::optional<bool> read_switch(char const* name, bool otherwise) noexcept {
   char const* const value = setting(name);
   if (*value == 0) return otherwise;
-  if (strcasecmp(value, "on") == 0) return true;
-  if (strcasecmp(value, "off") == 0) return false;
+  if (strcasecmp(value, "on") == 0 || std::strcmp(value, "1") == 0) return true;
+  if (strcasecmp(value, "off") == 0 || std::strcmp(value, "0") == 0) return false;
   return std::nullopt;
 }
 

@@ -27,7 +27,7 @@ def chosen(name: str, words: tuple[str, ...], otherwise: str) -> str:
 def is_switched_on(name: str) -> bool:
     """Whether a switch that is off by default is on; warns if it is neither."""
     try:
-        return chosen(name, ("off", "on"), "off") == "on"
+        return chosen(name, ("off", "on", "0", "1"), "off") in ("on", "1")
     except PinningError as wrong:
         warnings.warn(f"{wrong}; off counts", RuntimeWarning, stacklevel=2)
         return False

@@ -60,7 +60,8 @@ struct SharedMemory {
     return 0;
   }
 
-  /// -ENOENT: there is none. -EPERM: it belongs to another user, who could read and change all of it. -EINTR: try again, perhaps because it was removed meanwhile.
+  /// -ENOENT: there is none. -EPERM: it belongs to another user, who could read and change all of it. -EINTR: try again,
+  /// perhaps because it was removed meanwhile.
   int join(std::string const& name, bool wait) {
     file = in(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (file < 0) return file;
