@@ -69,17 +69,25 @@ def demo(device: _Name = None, json: _Json = False) -> None:
 
 
 @app.command()
-def doctor(json: _Json = False) -> None:
+def doctor(
+    json: _Json = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Also measure copies, to paste into an issue.")] = False,
+) -> None:
     """Report what can be locked on this machine and what would help; exits with 1 if nothing can be locked."""
     from pinning.cli import doctor as examining
     from pinning.cli import doctor_view
-    from pinning.cli.output import console, print_json
+    from pinning.cli.output import console, print_json, progress_bar
 
     report = examining.run()
+    if not json:
+        doctor_view.show(report, console())
+    if measure:
+        with _failures(json), progress_bar(quiet=json) as step:
+            report.copies.update(examining.measure(step))
     if json:
         print_json(report, ok=report.ok)
-    else:
-        doctor_view.show(report, console())
+    elif measure:
+        doctor_view.show_copies(report, console())
     raise typer.Exit(0 if report.ok else 1)
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pinning
 from pinning.arena.names import abandoned, path_of
-from pinning.cli.machine import description, lock_limit, tightest_memory
+from pinning.cli.bench import CopyRow, copies
+from pinning.cli.machine import description, fit, lock_limit, tightest_memory
+from pinning.cli.output import Step
 from pinning.cli.units import size as bytes_text
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import is_host, unused
@@ -29,6 +31,7 @@ from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockL
 
 # MADV_POPULATE_READ and _WRITE, which populate many pages per call.
 _POPULATES_SINCE = (5, 14)
+_MEASURED = (1 << 20, 16 << 20, 256 << 20)  # bytes of a copy
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class DoctorReport:
     unwatched: str | None  # why the kernel does not report memory that is freed while locked; None if it does
     preloaded: bool  # whether libc calls that free it are intercepted
     advice: list[Advice]
+    copies: dict[str, list[CopyRow]]  # by device; empty unless they were measured
 
     @property
     def ok(self) -> bool:
@@ -136,7 +140,24 @@ def run() -> DoctorReport:
             *(*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_links(rows)),
             *(*_shared_memory(), *_segments(), *_pages()),
         ],
+        copies={},
     )
+
+
+def measure(step: Step) -> dict[str, list[CopyRow]]:
+    """Measure copies of each device but the host, or of the host if it is alone.
+
+    Raises
+    ------
+    PinningError
+        There is no room, or the vendor fails.
+    """
+    present = pinning.devices()
+    measured = {}
+    for device in [each for each in present if not is_host(each)] or present:
+        largest, _ = fit(device, _MEASURED[-1], 1, mmap.PAGESIZE)
+        measured[device.name] = copies(device, [*(size for size in _MEASURED if size < largest), largest], 3, step)
+    return measured
 
 
 def _plugin(report: pinning.PluginReport) -> PluginRow:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pinning.cli.doctor import DoctorReport, PairRow
 from pinning.cli.output import BAD, GOOD, WARNING, section, table
-from pinning.cli.units import size
+from pinning.cli.units import rate, size
 from pinning.machine.topology import Link
 
 _HUGE_PAGES = {
@@ -43,6 +43,23 @@ def show(report: DoctorReport, to: Console) -> None:
     for row in report.devices:
         if not row.locks:
             to.print(f"{BAD} Locking does not work on {row.name}: {escape(row.problem or '')}")
+
+
+def show_copies(report: DoctorReport, to: Console) -> None:
+    """Print the rates of copies as Markdown, to be pasted into an issue."""
+    to.print()
+    to.print("[bold cyan]Copies, in a form to paste into an issue[/]")
+    to.print()
+    for device in report.devices:
+        rows = report.copies.get(device.name, [])
+        if not rows:
+            continue
+        to.print(f"{device.name}, {device.description}; pinning {report.version}, Linux {report.kernel}", markup=False)
+        to.print("\n| GB/s | size | pageable, by the driver | by pinning | locked |\n|---|---|---|---|---|")
+        for row in rows:
+            times = (row.pageable, row.by_pinning, row.locked)
+            rates = (rate(row.size, each.median).removesuffix(" GB/s") if each else "" for each in times)
+            to.print(f"| {' | '.join((row.direction, size(row.size), *rates))} |")
 
 
 def _plugins(report: DoctorReport) -> Table:

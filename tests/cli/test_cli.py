@@ -309,6 +309,14 @@ def test_doctor_finds_a_machine_that_can_lock(pinning: Pinning) -> None:
     assert report["huge_pages"] in ("always", "madvise", "never")
 
 
+def test_doctor_measures_copies(pinning: Pinning) -> None:
+    rows = pinning.json("doctor", "--measure", first=HOST_ALONE)["copies"]["host:0"]
+    assert [(row["direction"], row["pageable"]["median"] > 0) for row in rows[:1]] == [("to the device", True)]
+    said = pinning.text("doctor", "--measure", first=HOST_ALONE)
+    table = r"\| GB/s \| size \| pageable, by the driver \|.* \|---\|.* \| to the device \| \d+ .iB \| [\d.]+ \|"
+    assert re.search(table, said), said
+
+
 def test_doctor_fails_where_nothing_can_be_locked(pinning: Pinning) -> None:
     report = pinning.json("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
     assert report["ok"] is False
