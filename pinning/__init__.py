@@ -60,21 +60,7 @@ from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.map import pinned_map as _native
 from pinning.map.pinned_map import PinnedMap, Region, Registrar
 from pinning.memory import Allocation, AllocationInfo, Context, Pool, alloc, free, memory_connection, memory_info
-from pinning.plugin import (
-    AutomaticLocking,
-    CoarseDevice,
-    CopyDevice,
-    Device,
-    LimitedDevice,
-    LockLimit,
-    MemoryConnection,
-    MemoryDevice,
-    MemoryInfo,
-    MemoryKind,
-    PinnedInfo,
-    Plugin,
-    WriteCombiningDevice,
-)
+from pinning.plugin import Device, MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
 from pinning.queues import Event, Queue
 from pinning.runtime.buffers import Buffer
 
@@ -97,13 +83,10 @@ __all__ = [
     "Arena",
     "ArenaAllocation",
     "ArgumentError",
-    "AutomaticLocking",
     "Budget",
     "Buffer",
-    "CoarseDevice",
     "Context",
     "Copy",
-    "CopyDevice",
     "Device",
     "Event",
     "FileCopy",
@@ -112,12 +95,9 @@ __all__ = [
     "GraphCaptureError",
     "InvalidRangeError",
     "LayoutError",
-    "LimitedDevice",
     "Lock",
-    "LockLimit",
     "LockLimitError",
     "MemoryConnection",
-    "MemoryDevice",
     "MemoryInfo",
     "MemoryKind",
     "NotLockedError",
@@ -127,7 +107,6 @@ __all__ = [
     "PinnedInfo",
     "PinnedMap",
     "PinningError",
-    "Plugin",
     "PluginReport",
     "PluginUnavailableError",
     "Pool",
@@ -139,7 +118,6 @@ __all__ = [
     "StillInUseError",
     "StillLockedError",
     "VendorError",
-    "WriteCombiningDevice",
     "alloc",
     "budget",
     "cmake_dir",

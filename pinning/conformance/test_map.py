@@ -15,10 +15,10 @@ from pinning import (
     PartialOverlapError,
     PinnedMap,
     PinningError,
-    Plugin,
 )
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
+from pinning.plugin import Plugin
 from pinning.plugin.native import NativeDevice
 
 

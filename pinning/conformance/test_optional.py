@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 import pinning
-from pinning import AutomaticLocking, CoarseDevice, CopyDevice, Device, LimitedDevice, PinnedMap, PinningError
+from pinning import Device, PinnedMap, PinningError
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
+from pinning.plugin import AutomaticLocking, CoarseDevice, CopyDevice, LimitedDevice
 
 
 @pytest.fixture

@@ -432,7 +432,7 @@ def test_a_map_made_by_hand_stays_private(memory: bytearray) -> None:
 def test_maps_of_python_devices_are_pythons_own() -> None:
     said = child("""
 from fake_device import FakeDevice
-class Odd(FakeDevice, pinning.AutomaticLocking):
+class Odd(FakeDevice, pinning.plugin.AutomaticLocking):
     name = "odd:0"
 odd = Odd()
 for shared in (False, True):

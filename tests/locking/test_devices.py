@@ -27,8 +27,8 @@ import pinning
 import pinning_ur
 from fake_device import Background, FakeDevice
 from folders import PYTHONPATH
-from pinning import ArgumentError, Device, LimitedDevice, PluginReport, PluginUnavailableError
-from pinning.plugin import ENTRY_POINT_GROUP
+from pinning import ArgumentError, Device, PluginReport, PluginUnavailableError
+from pinning.plugin import ENTRY_POINT_GROUP, LimitedDevice
 
 Install = Callable[..., None]
 VENDORS = {"cuda", "hip", "hsa", "ur"}  # whose devices this machine may have

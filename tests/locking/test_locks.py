@@ -24,7 +24,6 @@ import pinning
 from fake_device import LOCKED_OFFSET, WAIT, Background, CoarseFakeDevice, FakeDevice
 from pinning import (
     InvalidRangeError,
-    LockLimit,
     LockLimitError,
     NotLockedError,
     PartialOverlapError,
@@ -33,6 +32,7 @@ from pinning import (
 )
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import Hold
+from pinning.plugin import LockLimit
 
 MIB = 1 << 20
 MAP_NORESERVE = 0x4000  # on x86-64 and arm64; Python defines it since 3.13

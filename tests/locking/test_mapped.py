@@ -15,8 +15,9 @@ import pytest
 
 import pinning
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
-from pinning import LockLimit, LockLimitError, PinningError, VendorError
+from pinning import LockLimitError, PinningError, VendorError
 from pinning.map.pinned_map import watch_problem
+from pinning.plugin import LockLimit
 
 POLICIES = ("off", "on", "mandatory")
 LOCKING = ("on", "mandatory")
@@ -156,7 +157,7 @@ def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None
 def test_devices_have_the_methods(device: FakeDevice, policy: Any) -> None:
     policy("mandatory")
     values, host = np.zeros(100), pinning.device("host:0")
-    assert isinstance(host, pinning.AutomaticLocking)
+    assert isinstance(host, pinning.plugin.AutomaticLocking)
     for each, offset in ((host, 0), (device, LOCKED_OFFSET)):
         assert each.lock_mapped(values) == address_of(values) + offset
         assert pinning.is_locked(values, device=each)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pinning
+from pinning.plugin import CopyDevice
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -30,18 +31,18 @@ def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
 
 
 @pytest.fixture(scope="session")
-def real_gpu() -> pinning.CopyDevice:
+def real_gpu() -> CopyDevice:
     """The first GPU of this machine; without one the test is skipped."""
     try:
         device = pinning.device("cuda:0")
     except pinning.PluginUnavailableError as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, pinning.CopyDevice)
+    assert isinstance(device, CopyDevice)
     return device
 
 
 @pytest.fixture
-def queue(real_gpu: pinning.CopyDevice) -> Iterator[pinning.Queue]:
+def queue(real_gpu: CopyDevice) -> Iterator[pinning.Queue]:
     """A queue of a real GPU. The tests on the stand-in define their own."""
     with pinning.Queue(real_gpu) as queue:
         yield queue

@@ -16,6 +16,7 @@ import pytest
 
 import pinning
 from pinning import AlreadyPinnedError, PartialOverlapError, PinnedInfo, PinnedMap, StillLockedError, VendorError
+from pinning.plugin import CopyDevice
 
 SIZE = (8 << 20) + 1000
 ALREADY = "ALREADY_REGISTERED|AlreadyRegistered"
@@ -32,14 +33,14 @@ def entered(on: PinnedMap) -> list[pinning.Region]:
 
 
 @pytest.fixture
-def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
     real_gpu.free(real_gpu.allocate(1))  # creates the context that the other libraries use too
     yield real_gpu
     assert entered(pinning.pinned_map(real_gpu)) == [], "a test left something locked"
 
 
 @pytest.fixture
-def on(gpu: pinning.CopyDevice) -> PinnedMap:
+def on(gpu: CopyDevice) -> PinnedMap:
     """The map of the GPU."""
     return pinning.pinned_map(gpu)
 
@@ -127,7 +128,7 @@ REGISTER = [torch_registers, cupy_registers, numba_registers, driver_registers]
 
 
 @pytest.fixture(params=[*ALLOCATE, *REGISTER], ids=lambda party: party.__name__)
-def theirs(gpu: pinning.CopyDevice, request: pytest.FixtureRequest) -> Iterator[Theirs]:
+def theirs(gpu: CopyDevice, request: pytest.FixtureRequest) -> Iterator[Theirs]:
     """Memory of each library in turn. Calls `give_up` after the test unless the test has done so; it must succeed."""
     gone: list[object] = []
     made: Theirs = request.param()
@@ -160,7 +161,7 @@ def has_memory_behind(end: int) -> None:
         _libc.mmap(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
 
 
-def round_trip(gpu: pinning.CopyDevice, ptr: int, size: int) -> None:
+def round_trip(gpu: CopyDevice, ptr: int, size: int) -> None:
     """Bytes go to the GPU and come back."""
     data = noise()[:size].tobytes()
     ctypes.memmove(ptr, data, size)
@@ -178,7 +179,7 @@ def round_trip(gpu: pinning.CopyDevice, ptr: int, size: int) -> None:
 
 
 def test_it_is_entered_with_the_vendors_range_and_never_unlocked(
-    gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs
+    gpu: CopyDevice, on: PinnedMap, theirs: Theirs
 ) -> None:
     vendors = vendor_range(theirs.ptr)
     assert vendors.base <= theirs.ptr
@@ -214,7 +215,7 @@ def test_a_range_that_straddles_their_end(on: PinnedMap, theirs: Theirs) -> None
     assert vendor_range(theirs.ptr) == vendors
 
 
-def test_a_range_that_straddles_their_start_or_goes_around(gpu: pinning.CopyDevice, on: PinnedMap) -> None:
+def test_a_range_that_straddles_their_start_or_goes_around(gpu: CopyDevice, on: PinnedMap) -> None:
     driver, array = cuda_driver(), noise()
     inner = array[1 << 20 : 2 << 20].ctypes.data
     succeeded(*driver.cuMemHostRegister(inner, 1 << 20, 0))
@@ -230,7 +231,7 @@ def test_a_range_that_straddles_their_start_or_goes_around(gpu: pinning.CopyDevi
     succeeded(*driver.cuMemHostUnregister(inner))
 
 
-def test_they_give_up_first_and_refresh_notices(gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
+def test_they_give_up_first_and_refresh_notices(gpu: CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
     lock = pinning.lock((theirs.ptr, SIZE), device=gpu)
     assert on.refresh() == []
     assert lock.held
@@ -246,7 +247,7 @@ def test_they_give_up_first_and_refresh_notices(gpu: pinning.CopyDevice, on: Pin
 
 @pytest.mark.parametrize("theirs", REGISTER, ids=lambda party: party.__name__, indirect=True)
 def test_they_unregister_first_and_the_next_lock_is_our_own(
-    gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs
+    gpu: CopyDevice, on: PinnedMap, theirs: Theirs
 ) -> None:
     stale = pinning.lock((theirs.ptr, SIZE), device=gpu)
     theirs.give_up()
@@ -260,7 +261,7 @@ def test_they_unregister_first_and_the_next_lock_is_our_own(
 
 
 @pytest.mark.parametrize("theirs", ALLOCATE, ids=lambda party: party.__name__, indirect=True)
-def test_they_free_first_and_the_next_lock_forgets_it(gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
+def test_they_free_first_and_the_next_lock_forgets_it(gpu: CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
     stale = pinning.lock((theirs.ptr, SIZE), device=gpu)
     theirs.give_up()
     try:
@@ -273,7 +274,7 @@ def test_they_free_first_and_the_next_lock_forgets_it(gpu: pinning.CopyDevice, o
     assert not stale.held
 
 
-def test_a_registration_is_theirs_before_and_after(gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
+def test_a_registration_is_theirs_before_and_after(gpu: CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
     vendors = vendor_range(theirs.ptr)
     on.register(*vendors)
     region = on.find(theirs.ptr, SIZE)
@@ -292,7 +293,7 @@ def test_a_registration_is_theirs_before_and_after(gpu: pinning.CopyDevice, on: 
 
 
 def test_automatic_locking_that_is_off_tracks_it(
-    gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
+    gpu: CopyDevice, on: PinnedMap, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PINNING_LOCK_MAPPED", "off")
     vendors, plain = vendor_range(theirs.ptr), noise()
@@ -308,7 +309,7 @@ def test_automatic_locking_that_is_off_tracks_it(
     assert vendor_range(theirs.ptr) == vendors
 
 
-def test_a_lock_of_the_object_keeps_torch_from_giving_it_up(gpu: pinning.CopyDevice) -> None:
+def test_a_lock_of_the_object_keeps_torch_from_giving_it_up(gpu: CopyDevice) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     tensor = torch.empty(SIZE, dtype=torch.uint8).pin_memory()
     ptr = tensor.data_ptr()
@@ -324,7 +325,7 @@ def test_a_lock_of_the_object_keeps_torch_from_giving_it_up(gpu: pinning.CopyDev
 
 
 @pytest.fixture
-def ours(gpu: pinning.CopyDevice) -> Iterator[SimpleNamespace]:
+def ours(gpu: CopyDevice) -> Iterator[SimpleNamespace]:
     """An array that we have locked. After the test the lock must be unchanged, and its unlock must succeed."""
     array = noise()
     with pinning.lock(array, device=gpu) as lock:
@@ -336,7 +337,7 @@ def ours(gpu: pinning.CopyDevice) -> Iterator[SimpleNamespace]:
     assert gpu.is_pinned_ptr(array.ctypes.data) is None
 
 
-def test_torch_takes_our_lock_for_pinned_memory(gpu: pinning.CopyDevice, ours: SimpleNamespace) -> None:
+def test_torch_takes_our_lock_for_pinned_memory(gpu: CopyDevice, ours: SimpleNamespace) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     torch.cuda.init()
     tensor = torch.from_numpy(ours.array)
@@ -347,7 +348,7 @@ def test_torch_takes_our_lock_for_pinned_memory(gpu: pinning.CopyDevice, ours: S
     assert bool((there.cpu() == tensor).all())
 
 
-def test_torch_sees_our_unlock(gpu: pinning.CopyDevice) -> None:
+def test_torch_sees_our_unlock(gpu: CopyDevice) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     torch.cuda.init()
     tensor = torch.zeros(SIZE, dtype=torch.uint8)
@@ -391,7 +392,7 @@ def test_somebody_unregisters_what_is_ours(ours: SimpleNamespace) -> None:
 
 
 def test_their_memory_beside_ours(
-    gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs, ours: SimpleNamespace
+    gpu: CopyDevice, on: PinnedMap, theirs: Theirs, ours: SimpleNamespace
 ) -> None:
     """Neither affects the other."""
     with pinning.lock((theirs.ptr, SIZE), device=gpu):

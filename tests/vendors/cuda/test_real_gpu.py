@@ -15,21 +15,22 @@ import pytest
 import pinning
 from fake_device import in_threads
 from pinning import AlreadyPinnedError, InvalidRangeError, PartialOverlapError, VendorError
+from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
 
 
-def _gpu() -> pinning.CopyDevice:
+def _gpu() -> CopyDevice:
     try:
         device = pinning.device("cuda:0")
     except pinning.PluginUnavailableError as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, pinning.CopyDevice)
+    assert isinstance(device, CopyDevice)
     return device
 
 
 @pytest.fixture
-def gpu() -> Iterator[pinning.CopyDevice]:
+def gpu() -> Iterator[CopyDevice]:
     device = _gpu()
     yield device
     # Pools that other tests have filled are registered.
@@ -37,7 +38,7 @@ def gpu() -> Iterator[pinning.CopyDevice]:
     assert left == [], "a test left something locked"
 
 
-def round_trip(gpu: pinning.CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
+def round_trip(gpu: CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
     """Copy `source` to the GPU, and return what comes back."""
     there = gpu.allocate(source.nbytes)
     try:
@@ -54,7 +55,7 @@ def noise(size: int) -> numpy.ndarray:
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 4 * MIB + 3, 256 * MIB])
-def test_locked_memory_reaches_the_gpu_and_comes_back(gpu: pinning.CopyDevice, size: int) -> None:
+def test_locked_memory_reaches_the_gpu_and_comes_back(gpu: CopyDevice, size: int) -> None:
     array = noise(size)
     with pinning.lock(array, device=gpu) as lock:
         assert gpu.is_pinned_ptr(array.ctypes.data) == (array.ctypes.data, size, lock.device_ptr)
@@ -63,7 +64,7 @@ def test_locked_memory_reaches_the_gpu_and_comes_back(gpu: pinning.CopyDevice, s
     assert gpu.is_pinned_ptr(array.ctypes.data) is None
 
 
-def test_locks_are_counted_and_the_driver_is_called_once(gpu: pinning.CopyDevice) -> None:
+def test_locks_are_counted_and_the_driver_is_called_once(gpu: CopyDevice) -> None:
     array = noise(MIB)
     with pinning.lock(array, device=gpu) as whole:
         with pinning.lock(array[1000::-3], device=gpu) as part:
@@ -75,7 +76,7 @@ def test_locks_are_counted_and_the_driver_is_called_once(gpu: pinning.CopyDevice
         assert gpu.is_pinned_ptr(whole.ptr) is not None
 
 
-def test_pieces_are_one_region_with_borders(gpu: pinning.CopyDevice) -> None:
+def test_pieces_are_one_region_with_borders(gpu: CopyDevice) -> None:
     array = noise(MIB)
     with pinning.lock(array, device=gpu, piece=256 << 10) as lock:
         assert lock.region is not None
@@ -88,7 +89,7 @@ def test_pieces_are_one_region_with_borders(gpu: pinning.CopyDevice) -> None:
             round_trip(gpu, array)
 
 
-def test_memory_that_torch_pinned_is_entered_as_external(gpu: pinning.CopyDevice) -> None:
+def test_memory_that_torch_pinned_is_entered_as_external(gpu: CopyDevice) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(1000, dtype=torch.int32).pin_memory()
     with pinning.lock(tensor, device=gpu) as lock:
@@ -99,7 +100,7 @@ def test_memory_that_torch_pinned_is_entered_as_external(gpu: pinning.CopyDevice
     assert (tensor.cuda().cpu() == tensor).all()
 
 
-def test_memory_that_another_registered_is_entered_as_external(gpu: pinning.CopyDevice) -> None:
+def test_memory_that_another_registered_is_entered_as_external(gpu: CopyDevice) -> None:
     array = noise(MIB)
     gpu.data_lock(array.ctypes.data, MIB, False)  # behind the map's back
     with pytest.raises(AlreadyPinnedError):
@@ -113,7 +114,7 @@ def test_memory_that_another_registered_is_entered_as_external(gpu: pinning.Copy
     gpu.data_unlock(array.ctypes.data)
 
 
-def test_an_expected_refusal_does_not_surface_in_other_libraries(gpu: pinning.CopyDevice) -> None:
+def test_an_expected_refusal_does_not_surface_in_other_libraries(gpu: CopyDevice) -> None:
     torch = pytest.importorskip("torch")
     array = noise(MIB)
     gpu.data_lock(array.ctypes.data, MIB, False)
@@ -125,7 +126,7 @@ def test_an_expected_refusal_does_not_surface_in_other_libraries(gpu: pinning.Co
     gpu.data_unlock(array.ctypes.data)
 
 
-def test_files(gpu: pinning.CopyDevice, tmp_path: Path) -> None:
+def test_files(gpu: CopyDevice, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(noise(4 * MIB).tobytes())
     for mode in ("r", "c"):  # shared and read only; private and writable
@@ -140,7 +141,7 @@ def test_files(gpu: pinning.CopyDevice, tmp_path: Path) -> None:
         pinning.lock(private, device=gpu)
 
 
-def test_bytes_and_shared_memory(gpu: pinning.CopyDevice) -> None:
+def test_bytes_and_shared_memory(gpu: CopyDevice) -> None:
     from multiprocessing.shared_memory import SharedMemory
 
     with pinning.locked(bytes(100_000), bytearray(100_000), device=gpu) as (one, other):
@@ -154,7 +155,7 @@ def test_bytes_and_shared_memory(gpu: pinning.CopyDevice) -> None:
         memory.unlink()
 
 
-def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) -> None:
+def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: CopyDevice) -> None:
     arrays = [noise(MIB) for _ in range(8)]
 
     def work(array: numpy.ndarray) -> None:
@@ -167,7 +168,7 @@ def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) ->
     in_threads(work, arrays)
 
 
-def test_a_gpu_is_what_the_vendors_bindings_say_that_it_is(gpu: pinning.CopyDevice) -> None:
+def test_a_gpu_is_what_the_vendors_bindings_say_that_it_is(gpu: CopyDevice) -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install cuda-bindings")
     from pinning_cuda import plugin
 

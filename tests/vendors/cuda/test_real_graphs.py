@@ -17,10 +17,11 @@ from graph_cases import Case, ended
 import pinning
 from fake_device import Background
 from pinning.map.adapters import synchronize_in_background
+from pinning.plugin import CopyDevice
 
 
 @pytest.fixture(params=["own", "adopted"])
-def queue(real_gpu: pinning.CopyDevice, request: pytest.FixtureRequest) -> Iterator[pinning.Queue]:
+def queue(real_gpu: CopyDevice, request: pytest.FixtureRequest) -> Iterator[pinning.Queue]:
     with pinning.Queue(real_gpu) as own:
         if request.param == "own":
             own.handle  # noqa: B018  from here on others may submit to it
@@ -45,7 +46,7 @@ def test_a_wait_of_a_background_thread_for_the_device_ends_no_capture(case: Case
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global", "relaxed"])
-def test_a_thousand_replays_beside_threads_that_lock_and_stage(real_gpu: pinning.CopyDevice, mode: str) -> None:
+def test_a_thousand_replays_beside_threads_that_lock_and_stage(real_gpu: CopyDevice, mode: str) -> None:
     torch = pytest.importorskip("torch")
     stop = threading.Event()
 

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 import pinning
 from pinning.conformance.faults import eventually
 from pinning.locking.store import ObjectLocks
+from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
 SIZE = 32 * MIB
 
 
 @pytest.fixture
-def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
     yield real_gpu
     pinning.budget(1.0, idle=False)
 
@@ -43,7 +44,7 @@ def memory() -> Iterator[NDArray[numpy.uint8]]:
 
 
 @pytest.fixture
-def locks(gpu: pinning.CopyDevice) -> Iterator[ObjectLocks]:
+def locks(gpu: CopyDevice) -> Iterator[ObjectLocks]:
     made = ObjectLocks(lambda: gpu, MIB, "plasma", logging.getLogger("store"))
     before = pinning.budget().used
     yield made
@@ -58,7 +59,7 @@ def use(locks: ObjectLocks, part: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
 
 
 def test_an_object_is_kept_until_the_gpu_has_read_it(
-    gpu: pinning.CopyDevice, locks: ObjectLocks, memory: NDArray[numpy.uint8]
+    gpu: CopyDevice, locks: ObjectLocks, memory: NDArray[numpy.uint8]
 ) -> None:
     torch: Any = pytest.importorskip("torch", reason="needs torch, for a copy that is not ours")
     memory[:SIZE] = 1
@@ -79,7 +80,7 @@ def test_an_object_is_kept_until_the_gpu_has_read_it(
     assert bool((there == 1).all())
 
 
-def test_turns_under_a_budget(gpu: pinning.CopyDevice, locks: ObjectLocks, memory: NDArray[numpy.uint8]) -> None:
+def test_turns_under_a_budget(gpu: CopyDevice, locks: ObjectLocks, memory: NDArray[numpy.uint8]) -> None:
     taken = pinning.budget()
     pinning.budget(taken.used + taken.external + 2 * SIZE + MIB)
     for number in range(4):

@@ -13,6 +13,7 @@ import pytest
 
 import pinning
 from pinning.map.pinned_map import watch_problem
+from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
     yield real_gpu
     left = [region for region in pinning.regions(real_gpu) if region.references or not region.registered]
     assert left == [], "a test left something locked"
@@ -50,7 +51,7 @@ def pages(value: int, at: int | None = None) -> int:
 @pytest.mark.parametrize("size", [4096, 64 << 10, SIZE])
 @pytest.mark.parametrize("locked_anew", [False, True])
 @pytest.mark.parametrize("way", ["unmapped", "replaced", "discarded"])
-def test_the_gpu_reads_what_is_there_now(gpu: pinning.CopyDevice, way: str, locked_anew: bool, size: int) -> None:
+def test_the_gpu_reads_what_is_there_now(gpu: CopyDevice, way: str, locked_anew: bool, size: int) -> None:
     ptr = pages(1)
     back = numpy.zeros(size, numpy.uint8)
     with pinning.Queue(gpu) as queue, pinning.alloc(SIZE, device=gpu) as there:
@@ -79,7 +80,7 @@ def test_the_gpu_reads_what_is_there_now(gpu: pinning.CopyDevice, way: str, lock
     libc.munmap(ptr, SIZE)
 
 
-def test_memory_that_leaves_while_it_is_copied(gpu: pinning.CopyDevice) -> None:
+def test_memory_that_leaves_while_it_is_copied(gpu: CopyDevice) -> None:
     with pinning.Queue(gpu) as queue, pinning.alloc(SIZE, device=gpu) as there:
         ptr = pages(1)
         lock = pinning.lock((ptr, SIZE), device=gpu)
@@ -94,7 +95,7 @@ def test_memory_that_leaves_while_it_is_copied(gpu: pinning.CopyDevice) -> None:
         assert (back == 1).all()
 
 
-def test_a_batch_of_memory_that_has_left(gpu: pinning.CopyDevice) -> None:
+def test_a_batch_of_memory_that_has_left(gpu: CopyDevice) -> None:
     block = 16 << 10
     count = SIZE // block
     with pinning.Queue(gpu) as queue, pinning.alloc(SIZE, device=gpu) as there:
