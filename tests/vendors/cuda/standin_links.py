@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -125,6 +126,25 @@ def ends(size: int) -> Iterator[tuple[pinning.Allocation, pinning.Allocation]]:
 
 
 memory = contextmanager(ends)
+
+
+def test_a_bus_does_not_fill_blocks_before_the_link_has_emptied_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_copies, "LARGEST_BLOCK", 4 * MIB)  # so that a peer's share is more than its blocks
+    with pinning.Queue("cuda:0", links=["cuda:1"]) as queue, memory(64 * MIB) as (host, there):
+        pinning.copy(there, host, queue=queue)
+        way, gate = of_copies._ways["cuda:0", "cuda:1"], threading.Event()
+        source = numpy.ctypeslib.as_array((ctypes.c_uint8 * host.size).from_address(host.ptr))
+        source[:] = noise(host.size)
+        held = way.link.call(gate.wait)
+        copy = pinning.copy_async(there, host, queue=queue)
+        assert "over 2 links" in copy.reason and not copy.done()
+        time.sleep(0.2)  # in which a bus that does not wait fills all blocks
+        gate.set()
+        copy.wait()
+        held.wait()
+        back = numpy.empty_like(source)
+        pinning.copy(back, there, queue=queue)
+        assert (back == source).all()
 
 
 @pytest.mark.parametrize(("gpus", "at_least"), [(2, 1.9), (4, 3.6), (8, 7.0)])
