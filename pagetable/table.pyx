@@ -25,7 +25,7 @@ from pagetable.errors import AbsentError, OverlapError, RangeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Never, SupportsIndex
+    from typing import SupportsIndex
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -147,9 +147,9 @@ cdef class PageTable:
         the system refuses them. Lookups are then slower.
     """
 
-    def __cinit__(self, *refused: Never, flat: bool = True) -> None:
-        if refused:
-            raise TypeError(f"a PageTable takes no positional argument, such as {type(refused[0]).__name__}; give none, "
+    def __cinit__(self, *_refused: object, flat: bool = True) -> None:
+        if _refused:
+            raise TypeError(f"a PageTable takes no positional argument, such as {type(_refused[0]).__name__}; give none, "
                             "or flat=False")
         if flat is not True and flat is not False:
             raise TypeError(f"flat is {said(flat)}; it must be True or False")

@@ -294,7 +294,7 @@ def parameters_of(node: Any, first: str) -> Iterator[str]:
         yield from [*by_position, "/"]
     yield from (parameter(each) for each in arguments if not each.pos_only and not each.kw_only)
     by_name = [parameter(each) for each in arguments if each.kw_only]
-    if node.star_arg:
+    if node.star_arg and not node.star_arg.name.startswith("_"):  # those are taken only to be refused
         yield f"*{parameter(node.star_arg)}"
     elif by_name:
         yield "*"
