@@ -116,11 +116,11 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
       throw;
     }
     count_devices();
-    // Wake the threads now: that takes longer than the first chunk takes to become ready.
-    bool const waits_for_device = transfer->way == Way::in_host || transfer->way == Way::signal || transfer->way == Way::wait;
-    if (!waits_for_device) {
-      unsigned const most = most_at_work(*transfer), may_come = available(*transfer);
-      wake = most - std::min(most, may_come);
+    Way const way = transfer->way;
+    bool const is_for_many = way == Way::to_device || way == Way::to_host || way == Way::fresh;
+    if (is_for_many) {  // wake them now: that takes longer than the first chunk takes to become ready
+      unsigned const most = most_at_work(*transfer);
+      wake = most - std::min(most, available(*transfer));
     }
     transfer->ring = &ring;
     ring.next.store(transfer->end());
