@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +84,7 @@ def doctor(
         doctor_view.show(report, console())
     if measure:
         with _failures(json), progress_bar(quiet=json) as step:
-            report.copies.update(examining.measure(step))
+            report = replace(report, copies=examining.measure(step))
     if json:
         print_json(report, ok=report.ok)
     elif measure:

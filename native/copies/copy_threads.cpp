@@ -108,18 +108,19 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
     if (transfer->way != Way::fresh) {
       most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
     }
-    if (ring.transfers.empty()) active_.push_back(&ring);
+    bool const joins = ring.transfers.empty();
+    if (joins) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);
     } catch (...) {
-      if (ring.transfers.empty()) active_.pop_back();
+      if (joins) active_.pop_back();
       throw;
     }
-    count_devices();
+    if (joins) count_devices();
     Way const way = transfer->way;
     bool const is_for_many = way == Way::to_device || way == Way::to_host || way == Way::fresh;
     if (is_for_many) {  // wake them now: that takes longer than the first chunk takes to become ready
-      unsigned const most = most_at_work(*transfer);
+      unsigned const most = most_one_way(*transfer);
       wake = most - std::min(most, available(*transfer));
     }
     transfer->ring = &ring;
@@ -332,7 +333,7 @@ bool CopyThreads::given(Ring& ring) noexcept {
 /// (lock_) How many threads may move slices in the direction of this transfer. All of them may populate memory, write
 /// files, and read files for several devices: the kernel does that work. Copies for several devices get half of the
 /// threads of one for each.
-unsigned CopyThreads::most_at_work(Transfer const& transfer) const noexcept {
+unsigned CopyThreads::most_one_way(Transfer const& transfer) const noexcept {
   bool const by_kernel = transfer.faults || (transfer.file && (transfer.to_host() || devices_ > 1));
   if (by_kernel) return count_.load();
   unsigned const most = transfer.to_host() ? most_to_host_ : most_to_device_;
@@ -379,7 +380,7 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
       case Way::fresh:
         break;
     }
-    unsigned const at_work = transfer.to_host() ? to_host_ : to_device_, most = most_at_work(transfer);
+    unsigned const at_work = transfer.to_host() ? to_host_ : to_device_, most = most_one_way(transfer);
     if (transfer.at_work >= transfer.most_at_work || at_work >= most) continue;
     if (slice == nullptr) return available(transfer) < most + most_spinning + 1;  // these, and one watches
     slice->transfer = each;

@@ -68,7 +68,7 @@ class CopyThreads {
   bool take_from(Ring& ring, Slice* slice) noexcept;
   bool given(Ring& ring) noexcept;
   void pass(Transfer& transfer) noexcept;
-  unsigned most_at_work(Transfer const& transfer) const noexcept;
+  unsigned most_one_way(Transfer const& transfer) const noexcept;
   unsigned available(Transfer const& transfer) const noexcept;
   void count_devices() noexcept;
   void finish(Slice const& slice, bool faulted) noexcept;

@@ -689,7 +689,7 @@ std::atomic<std::uint64_t> queue_numbers{0};
 // eight reach 49 and twelve less. The other processors are left to the program. More than 20 threads serve one GPU
 // worse, and only several at once gain: with 64 processors, 20 threads reach 48 GB/s in and 51 out for one GPU and 64
 // and 69 for four; 48 reach 46 and 43, and 98 and 104. With 32 processors, 20 threads read a file for two GPUs at 41 to
-// 57 GB/s and 28 at 54 to 76, while more than 20 move memory for two no faster: see CopyThreads::most_at_work.
+// 57 GB/s and 28 at 54 to 76, while more than 20 move memory for two no faster: see CopyThreads::most_one_way.
 StagingLimits::StagingLimits() noexcept {
   static constinit std::atomic<unsigned> counted = 0;
   if (counted == 0) counted = usable_processors();
