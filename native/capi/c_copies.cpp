@@ -22,7 +22,7 @@ static_assert(PINNING_REASON_NO_ROOM == static_cast<int>(pinning::Reason::no_roo
 template <class Work>
 void copy_and_wait(pinning_map* map, Work const& work) {
   auto const lane = Lane::make(pinning::device_of(pinning::given(map)));
-  pinning::submitted(*map->map, *lane, work, {}, [&](auto copy) { lane->submit(std::move(copy), {}); });
+  pinning::submitted(*map->map, *lane, work, {});
   lane->close();
 }
 
@@ -33,8 +33,10 @@ Copy* submitted(pinning_map* map, Work const& work, void* stream) {
   auto& device = pinning::device_of(pinning::given(map));
   bool const own = stream == nullptr && !device.has_default_stream();
   auto const lane = own ? Lane::make(device) : Lane::adopt(device, pinning::word(stream));
-  auto const submit = [&](auto copy) { return lane->submit_with_event(std::move(copy), {}); };
-  return new Copy{{pinning::submitted(*map->map, *lane, work, {}, submit)}, lane};
+  auto copy = std::make_unique<Copy>();
+  copy->end.event = pinning::submitted(*map->map, *lane, work, {});
+  copy->lane = lane;
+  return copy.release();
 }
 
 template <class Known>

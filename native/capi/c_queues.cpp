@@ -33,12 +33,11 @@ void submit(pinning_queue* queue, Work const& work, pinning_event* const* wait_f
   pinning::Lane& lane = given(queue);
   pinning::PinnedMap& map = *pinning::given(&queue->map).map;
   auto const after = given_events(wait_for, waits);
-  if (event == nullptr) {
-    pinning::submitted(map, lane, work, after, [&](auto copy) { lane.submit(std::move(copy), after); });
-  } else {
-    *event = new pinning_event{pinning::submitted(
-        map, lane, work, after, [&](auto copy) { return lane.submit_with_event(std::move(copy), after); })};
-  }
+  std::unique_ptr<pinning_event> end = event == nullptr ? nullptr : std::make_unique<pinning_event>();
+  pinning::Event submitted = pinning::submitted(map, lane, work, after);
+  if (end == nullptr) return;
+  end->event = std::move(submitted);
+  *event = end.release();
 }
 
 pinning::How how(pinning_event const* event) {

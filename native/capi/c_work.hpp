@@ -95,12 +95,12 @@ class RowsWork {
   bool in_turn_ = false;
 };
 
-/// Plan a copy, and have `submit` submit it to a lane.
-template <class Work, class Submit>
-auto submitted(PinnedMap& map, Lane& lane, Work work, Events const& after, Submit&& submit) {
+/// Plan a copy, and submit it to a lane.
+template <class Work>
+Event submitted(PinnedMap& map, Lane& lane, Work work, Events const& after) {
   work.look(map, lane, after);
   Span const host = work.host_span();
-  return resubmitted(map, host.start, host.end - host.start, [&] { return submit(work.planned(map, lane)); });
+  return resubmitted(map, host.start, host.end - host.start, [&] { return lane.submit(work.planned(map, lane), after); });
 }
 
 }  // namespace pinning

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sched.h>
+
 #include <algorithm>
+#include <chrono>
 #include <pinning/generation.hpp>
 #include <pinning/lane.hpp>
 #include <utility>
@@ -8,42 +11,36 @@ namespace pinning {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::uint64_t poll_every = 64;  // operations
+constexpr std::chrono::microseconds spin{100};  // for which a waiting thread polls before it records an event and sleeps
 
 thread_local bool destroying = false;  // whether this thread destroys operations
+thread_local std::vector<Lane const*> asked;  // those whose vendor this thread is asking
 
 std::string vendor_name(VendorDevice const& device) { return device.name().substr(0, device.name().find(':')); }
 
 }  // namespace
 
-// ---- events ----
-
-bool Event::done() {
-  lane_->check();
-  // Asked in any case: it alone may have the error of its operation.
-  if (!vendor_->done() && !is_known_over()) return false;
-  lane_->finish(position_);
-  return true;
-}
-
-void Event::wait() {
-  if (done()) return;
-  vendor_->wait();
-  lane_->finish(position_);
-}
-
 // ---- making a lane ----
 
-Lane::Lane(VendorDevice& device, std::unique_ptr<VendorQueue> queue, bool adopted)
-    : device_(device), vendor_(vendor_name(device)), queue_(std::move(queue)), adopted_(adopted), made_in_(generation()) {}
+Lane::Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted)
+    : device_(device),
+      vendor_(vendor_name(device)),
+      queue_(std::move(queue)),
+      adopted_(adopted),
+      made_in_(generation()),
+      timeline_(std::make_shared<Timeline>(ordered)),
+      shared_(adopted) {}
 
 std::shared_ptr<Lane> Lane::make(VendorDevice& device) {
-  return std::shared_ptr<Lane>(new Lane(device, device.make_queue(), false));
+  return std::make_shared<Lane>(device, device.make_queue(), true, false);
 }
 
 Lane::~Lane() {
   if (made_in_ != generation()) {  // of a parent process, whose threads are missing here
-    queue_.release();
+    new std::shared_ptr<VendorQueue>(std::move(queue_));
     new std::list<Marker>(std::move(markers_));
   }
   for (Kept& each : kept_) each.operation.release();
@@ -54,107 +51,230 @@ void Lane::check() const {
   throw Unavailable("this queue belongs to the process that made it, and this is a fork of it: make queues after the fork");
 }
 
+// ---- the lock ----
+
+void Lane::lock() {
+  submitting_.lock();
+  if (++depth_ == 1) owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+bool Lane::try_lock() {
+  if (!submitting_.try_lock()) return false;
+  if (++depth_ == 1) owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  return true;
+}
+
+void Lane::unlock() noexcept {
+  if (--depth_ == 0) {
+    complete_.store(submitted_.load(std::memory_order_relaxed), std::memory_order_release);
+    owner_.store(std::thread::id(), std::memory_order_relaxed);
+  }
+  submitting_.unlock();
+}
+
+void Lane::check_open() const {
+  if (closing_ || closed_) throw QueueClosed("the queue was closed meanwhile; nothing can be submitted to it");
+}
+
 // ---- submission ----
 
 bool Lane::may_write(Span range, Events const& after) {
   check();
-  if (std::any_of(after.begin(), after.end(), [](Event const* each) { return !each->is_known_over(); })) return true;
+  if (std::any_of(after.begin(), after.end(), [](Event const* each) { return !each->is_over(); })) return true;
   auto const meet = [&] {
     std::lock_guard const state(state_);
     return writes_.meet(timeline_->reached(), range.start, range.end - range.start);
   };
   if (!meet()) return false;
+  if (capture() != 0) return true;  // a question to the vendor may end the capture
   poll();
   return meet();
 }
 
-void Lane::submit(std::unique_ptr<CopyOperation> operation, Events const& after) {
-  poll_now_and_then(put(std::move(operation), after, Mark::if_adopted).position_);
+std::uint64_t Lane::capture() { return shared_ && !closed_ ? queue_->capture() : 0; }
+
+void Lane::check_uncaptured(char const* what) {
+  if (capture() == 0) return;
+  throw GraphCapture("this queue's stream is being captured into a graph, and " + std::string(what) +
+                     ": do that before the capture, after it, or in another queue");
 }
 
-Event Lane::submit_with_event(std::unique_ptr<CopyOperation> operation, Events const& after) {
-  Event event = put(std::move(operation), after, Mark::always);
+Event Lane::submit(std::unique_ptr<CopyOperation> copy, Events const& after) {
+  check_uncaptured("a copy that can be waited for cannot stand in one (record the vendor's own copies of locked memory)");
+  std::optional<How> how;
+  Event event = put(std::move(copy), after, &how);
+  event.how_ = how;
   poll_now_and_then(event.position_);
   return event;
 }
 
-Event Lane::record() { return submit_with_event(nullptr, {}); }
+Event Lane::submit_uncaptured(std::unique_ptr<Operation> operation, Events const& after) {
+  Event event = put(std::move(operation), after, nullptr);
+  poll_now_and_then(event.position_);
+  return event;
+}
 
-void Lane::wait(Events const& events) { submit(nullptr, events); }
+Event Lane::record() {
+  check_uncaptured("an event cannot stand in a graph");
+  Event event = submit_uncaptured(nullptr, {});
+  event.recorded();
+  return event;
+}
 
-/// Submit one operation, and a vendor's event after it. The returned event has that only if it is marked.
-Event Lane::put(std::unique_ptr<CopyOperation> operation, Events const& after, Mark mark) {
+void Lane::wait(Events const& events) {
+  check_uncaptured("a wait cannot stand in a graph");
+  submit_uncaptured(nullptr, events);
+}
+
+Event Lane::put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how) {
   check();
-  for (Event const* each : after) {
-    each->lane_->check();
-    if (each->lane_->vendor_ != vendor_) refuse_event(vendor_);
+  std::vector<std::shared_ptr<VendorEvent>> awaited;  // recorded before this lane is locked
+  for (Event* each : after) {
+    Lane* const other = each->lane();
+    if (other == nullptr || other == this) continue;
+    other->check();
+    if (other->vendor_ != vendor_) refuse_event(vendor_);
+    if (!each->is_over()) awaited.push_back(other->record(*each->place_));
   }
   // Made before anything is submitted, so that nothing that is in progress is lost for want of memory; and destroyed, if
   // the submission fails, without the lock.
   std::list<Kept> kept;
   std::list<Marker> marker;
-  CopyOperation* const submitted = operation.get();
+  Operation* const submitted = operation.get();
   if (submitted != nullptr) kept.push_back({0, std::move(operation)});
-  bool const marks = adopted_ || mark == Mark::always;
-  if (marks) marker.emplace_back();
-  std::lock_guard const submitting(submitting_);
-  if (closed_) throw InvalidArgument("the queue is closed: make another");
-  if (adopted_ && queue_->capture() != 0) {
-    throw GraphCapture("the stream is being captured into a graph, and a copy of this interface can be waited for, which "
-                       "work in a graph cannot: record the vendor's own copies of locked memory instead");
-  }
-  Event event(shared_from_this(), submitted_.load() + 1);
-  try {
-    begin(event.position_, submitted, after);
-    if (submitted != nullptr) {
-      submitted->submit(*queue_);
-      event.how_ = How{submitted->path(), submitted->reason()};
-    }
-  } catch (...) {
-    submitted_ = event.position_;  // the position stays: a wait may have been submitted
-    throw;
-  }
-  try {
-    if (marks) event.vendor_ = marker.front().event = queue_->record();
-  } catch (...) {  // unless an event is wanted, the next marker shows the progress
-    marker.clear();
-    if (mark == Mark::always) {
-      try {
-        queue_->synchronize();
-        submitted_ = event.position_;
-      } catch (...) {  // it may be in progress; the first error says more
-        end(event.position_, kept, marker);
-      }
+  if (shared_) marker.emplace_back();
+  std::shared_ptr<Place> place;
+  std::lock_guard<Lane> const submitting(*this);
+  check_open();
+  bool const alone = depth_ == 1;  // not in the middle of another submission
+  std::shared_ptr<VendorEvent> recorded;
+  std::shared_ptr<Place> last = begin(submitted, !awaited.empty(), recorded);
+  if (last != nullptr && submitted == nullptr && awaited.empty() && alone) {
+    place = std::move(last);
+  } else {
+    place = std::make_shared<Place>(shared_from_this());
+    if (last != nullptr && recorded == nullptr) record_now(*last);  // before more is submitted
+    recorded.reset();
+    for (auto const& each : awaited) queue_->wait(*each);
+    try {
+      if (submitted != nullptr) submitted->submit(*queue_);
+    } catch (...) {
+      refuse(kept, marker);
       throw;
     }
-  }
-  end(event.position_, kept, marker);
-  return event;
-}
-
-/// Note what an operation may write, and make it wait.
-void Lane::begin(std::uint64_t position, CopyOperation const* operation, Events const& after) {
-  {
-    std::lock_guard const state(state_);
-    if (!after.empty()) writes_.add_unknown(position);  // what it waits for may write anything
-    if (operation != nullptr) {
-      auto const [start, end] = operation->written();
-      writes_.add(position, start, end - start);
+    if (how != nullptr) {
+      auto const& copy = static_cast<CopyOperation const&>(*submitted);
+      *how = How{copy.path(), copy.reason()};
     }
   }
-  for (Event const* each : after) {
-    if (each->lane_.get() != this && !each->is_known_over()) queue_->wait(*each->vendor_);
+  if (recorded == nullptr && (shared_ || !alone)) {
+    try {
+      recorded = queue_->record();
+    } catch (std::exception const&) {  // the work is submitted; the event is made when needed, as in other queues
+    }
   }
+  std::uint64_t const position = end(kept, marker, place, std::move(recorded));
+  return Event(std::move(place), position);
 }
 
-/// Keep what was submitted, and the marker behind it; each list has one or none.
-void Lane::end(std::uint64_t position, std::list<Kept>& kept, std::list<Marker>& marker) noexcept {
+/// The last place, if an event is left that is there.
+std::shared_ptr<Place> Lane::last_if_needed() {
   std::lock_guard const state(state_);
+  return last_.lock();
+}
+
+/// (state_)
+bool Lane::is_last(std::shared_ptr<Place> const& place) const noexcept {
+  return !last_.owner_before(place) && !place.owner_before(last_);
+}
+
+/// (locked) Make the vendor's event of the last place, if it may still be needed.
+void Lane::record_last() {
+  auto const place = last_if_needed();
+  if (place != nullptr && recorded(*place) == nullptr) record_now(*place);
+}
+
+/// (locked) Make the vendor's event of the last place.
+std::shared_ptr<VendorEvent> Lane::record_now(Place& place) {
+  std::shared_ptr<VendorEvent> vendor = queue_->record();
+  std::lock_guard const state(state_);
+  return place.vendor_ = std::move(vendor);
+}
+
+/// (locked) Note what the next operation may write. Returns the last place, if an event is left that is there, and its
+/// vendor's event.
+std::shared_ptr<Place> Lane::begin(Operation const* operation, bool waits, std::shared_ptr<VendorEvent>& recorded) {
+  std::uint64_t const position = submitted_.load(std::memory_order_relaxed) + 1;
+  std::lock_guard const state(state_);
+  if (waits) waiting_ = position;
+  // What it waits for may write anything. So may an operation in the middle of which others are submitted, since its
+  // position is not known yet.
+  if (waits || depth_ > 1 || (operation != nullptr && operation->writes_unknown())) writes_.add_unknown(position);
+  if (operation != nullptr) {
+    auto const [start, end] = operation->written();
+    if (start != end) writes_.add(position, start, end - start);
+  }
+  std::shared_ptr<Place> last = last_.lock();
+  if (last != nullptr) recorded = last->vendor_;
+  return last;
+}
+
+/// (locked) Keep what was submitted, and the marker behind it; each list has one or none. Returns the position.
+std::uint64_t Lane::end(std::list<Kept>& kept, std::list<Marker>& marker, std::shared_ptr<Place> const& place,
+                        std::shared_ptr<VendorEvent> recorded) noexcept {
+  std::lock_guard const state(state_);
+  std::uint64_t const position = submitted_.load(std::memory_order_relaxed) + 1;
   for (Kept& each : kept) each.position = position;
-  for (Marker& each : marker) each.position = position;
-  kept_.splice(kept_.end(), kept);
-  markers_.splice(markers_.end(), marker);
-  submitted_ = position;
+  if (!kept.empty() && kept.front().operation->keeps_any()) kept_.splice(kept_.end(), kept);
+  if (shared_ && recorded != nullptr && !marker.empty()) {
+    marker.front() = {position, recorded};
+    markers_.splice(markers_.end(), marker);
+  }
+  if (recorded != nullptr && place != nullptr) place->vendor_.swap(recorded);
+  last_ = place;
+  submitted_.store(position, std::memory_order_release);
+  return position;
+}
+
+/// (locked) The vendor has refused a part of an operation.
+void Lane::refuse(std::list<Kept>& kept, std::list<Marker>& marker) noexcept {
+  std::list<Kept> none_kept;  // the caller destroys `kept`, without the lock
+  bool const keeps = !kept.empty() && kept.front().operation->outlasts_refusal();
+  std::shared_ptr<VendorEvent> recorded;
+  try {
+    if (shared_) recorded = queue_->record();
+  } catch (...) {  // the next marker shows the progress
+  }
+  end(keeps ? kept : none_kept, marker, nullptr, std::move(recorded));  // later events do not share the last place
+}
+
+std::shared_ptr<VendorEvent> Lane::recorded(Place const& place) {
+  std::lock_guard const state(state_);
+  return place.vendor_;
+}
+
+/// The vendor's event of a place, made now if there is none yet.
+std::shared_ptr<VendorEvent> Lane::record(Place& place) {
+  check();
+  for (;;) {
+    if (auto known = recorded(place)) return known;
+    // A submitting thread makes it first, and may then block, with the lock, in a copy that waits for this thread.
+    if (try_lock()) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  std::lock_guard<Lane> const submitting(*this, std::adopt_lock);
+  if (auto known = recorded(place)) return known;
+  if (closed_) throw QueueClosed("the queue is closed, and this event was not recorded before");
+  check_uncaptured("an event cannot stand in a graph");
+  return record_now(place);
+}
+
+void Lane::share() {
+  std::lock_guard<Lane> const submitting(*this);
+  if (shared_) return;
+  record_last();
+  mark_end();
+  shared_ = true;
 }
 
 // ---- progress ----
@@ -162,16 +282,23 @@ void Lane::end(std::uint64_t position, std::list<Kept>& kept, std::list<Marker>&
 void Lane::poll_now_and_then(std::uint64_t position) {
   if (position - polled_.load(std::memory_order_relaxed) < poll_every) return;
   polled_.store(position, std::memory_order_relaxed);
-  if (poll() || adopted_) return;
+  if (poll() || shared_ || !needs_progress()) return;
   // Without an event only a wait shows the progress of a queue that is never idle.
-  std::lock_guard const submitting(submitting_);
+  std::lock_guard<Lane> const submitting(*this);
   try {
     if (!closed_) mark_end();
-  } catch (std::exception const&) {  // the next one will do
+  } catch (std::exception const&) {
+    blame(std::current_exception());
   }
 }
 
-/// (submitting_) Add a marker behind all that was submitted.
+/// Whether anything depends on knowing what is complete.
+bool Lane::needs_progress() {
+  std::lock_guard const state(state_);
+  return !kept_.empty() || !timeline_->ordered() || waiting_ > timeline_->reached();
+}
+
+/// (locked) Add a marker behind all that was submitted.
 void Lane::mark_end() {
   std::list<Marker> marker(1);
   marker.front() = {submitted_.load(), queue_->record()};
@@ -179,18 +306,115 @@ void Lane::mark_end() {
   markers_.splice(markers_.end(), marker);
 }
 
+/// Whether the vendor has done all; if `block`, wait until it has. Meanwhile the queue is not given back.
+bool Lane::ask(bool block, Meanwhile meanwhile) {
+  check_uncaptured("cannot be asked or waited for");
+  ++asking_;
+  asked.push_back(this);
+  struct Asked {
+    Lane& lane;
+    ~Asked() {
+      asked.erase(std::find(asked.rbegin(), asked.rend(), &lane).base() - 1);
+      --lane.asking_;
+    }
+  } const during{*this};
+  try {
+    bool over = true;
+    if (!block) over = queue_->done();
+    for (std::uint64_t until = 0; block; ) {
+      bool const is_over = queue_->synchronize_a_while(until);
+      if (meanwhile != nullptr) meanwhile();
+      if (is_over) break;
+    }
+    refusals_ = 0;
+    return over;
+  } catch (std::exception const&) {
+    if (++refusals_ == lost) abandon_all();
+    blame(std::current_exception());
+    throw;
+  }
+}
+
+/// The device is lost: nothing must wait for it.
+void Lane::abandon_all() {
+  std::lock_guard const state(state_);
+  for (Kept& each : kept_) each.operation->abandon();
+}
+
+/// Store an error that the vendor has reported, because it may not report it again.
+void Lane::blame(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (ForeignError& foreign) {
+    foreign.forget_way();
+  } catch (...) {  // it keeps nothing
+  }
+  auto const place = last_if_needed();  // destroyed without the lock
+  std::lock_guard const state(state_);
+  if (place != nullptr && place->vendor_ == nullptr && is_last(place)) {
+    place->error_ = std::move(error);
+    last_.reset();  // later events do not get this error
+  } else if (error_ == nullptr) {
+    error_ = std::move(error);
+  }
+}
+
+/// Ask whether all is over, as long as nothing is submitted after this place; for a while if `block`. A wait for all
+/// would include what others submit meanwhile, which may in turn wait for this thread.
+void Lane::ask_for_all(std::shared_ptr<Place> const& place, bool block) {
+  auto const end = Clock::now() + spin;
+  auto const none_after = [&] {
+    std::lock_guard const state(state_);
+    return is_last(place);
+  };
+  try {
+    while (!closed_ && none_after()) {
+      std::uint64_t const submitted = complete_;
+      if (ask(false)) return reach(submitted);
+      if (!block || Clock::now() >= end) return;
+      sched_yield();
+    }
+  } catch (std::exception const&) {  // the place has the error
+  }
+}
+
 bool Lane::poll() {
   check();
-  if (is_over()) return true;
-  if (!adopted_) {
-    std::uint64_t const submitted = submitted_.load();
+  std::uint64_t const submitted = complete_;
+  if (!closed_ && (timeline_->reached() < submitted || keeps_any())) {
     try {
-      if (queue_->done()) reach(submitted);
-    } catch (std::exception const&) {  // a marker or `synchronize` reports it
+      if (!shared_ && ask(false)) {
+        std::list<Marker> passed;
+        {
+          std::lock_guard const state(state_);
+          auto const is_later = [submitted](Marker const& each) { return each.position > submitted; };
+          passed.splice(passed.end(), markers_, markers_.begin(),
+                        std::find_if(markers_.begin(), markers_.end(), is_later));
+        }
+        reach(submitted);
+      } else {
+        read_markers();
+      }
+    } catch (std::exception const&) {  // the error is kept until the event or the queue is asked
+      return false;
     }
   }
-  read_markers();
-  return is_over();
+  return is_over() && !keeps_any();
+}
+
+bool Lane::done() {
+  if (shared_ && !closed_) check_uncaptured("cannot be asked or waited for");
+  bool over = poll();
+  if (shared_ && !closed_) {  // what others have submitted counts as well
+    std::uint64_t const submitted = complete_;
+    try {
+      over = ask(false);
+      if (over) reach(submitted);
+    } catch (std::exception const&) {  // the error is kept
+    }
+  }
+  raise_error();
+  return over;
 }
 
 void Lane::read_markers() {
@@ -205,17 +429,19 @@ void Lane::read_markers() {
     try {
       if (!first.event->done()) return;
       reach(first.position);
-    } catch (...) {
-      error = std::current_exception();
+    } catch (std::exception const&) {
+      error = std::current_exception();  // a later marker, or the queue itself, will show the progress
     }
-    std::lock_guard const state(state_);
-    bool const is_ours = !markers_.empty() && markers_.front().event == first.event;  // else another thread has the answer
-    if (is_ours) markers_.pop_front();
-    if (error != nullptr && is_ours && error_ == nullptr) error_ = error;  // the vendor may not report it again
+    bool is_ours = false;  // else another thread has asked meanwhile, and has the answer
+    {
+      std::lock_guard const state(state_);
+      is_ours = !markers_.empty() && markers_.front().event == first.event;
+      if (is_ours) markers_.pop_front();
+    }
+    if (error != nullptr && is_ours) blame(error);
   }
 }
 
-/// Note that everything up to here is complete, and destroy its operations.
 void Lane::reach(std::uint64_t position) {
   std::list<Kept> finished;
   ++destroying_;  // before others see that it is complete
@@ -240,6 +466,25 @@ void Lane::finish(std::uint64_t position) {
   while (std::uint32_t const others = destroying_.load()) destroying_.wait(others);
 }
 
+bool Lane::keeps_any() {
+  std::lock_guard const state(state_);
+  return !kept_.empty();
+}
+
+std::vector<std::uint64_t> Lane::keeping(void const* object) {
+  std::vector<std::uint64_t> positions;
+  std::lock_guard const state(state_);
+  for (Kept const& each : kept_) {
+    if (each.operation->keeps(object)) positions.push_back(each.position);
+  }
+  return positions;
+}
+
+bool Lane::is_silent() {
+  std::lock_guard const state(state_);
+  return shared_ && markers_.empty();
+}
+
 // ---- the end ----
 
 void Lane::raise_error() {
@@ -251,37 +496,42 @@ void Lane::raise_error() {
   if (error != nullptr) std::rethrow_exception(error);
 }
 
-void Lane::synchronize() {
+void Lane::synchronize(Meanwhile meanwhile) {
   check();
-  std::uint64_t const submitted = submitted_.load();
-  try {
-    queue_->synchronize();
-  } catch (...) {
-    read_markers();  // of the same failure, as far as they have one
-    std::lock_guard const state(state_);
-    error_ = nullptr;
-    throw;
+  check_uncaptured("cannot be asked or waited for");
+  std::uint64_t const submitted = complete_;
+  if (!closed_) {
+    try {
+      ask(true, meanwhile);
+    } catch (std::exception const&) {
+      read_markers();  // of the same failure, as far as they have one
+      std::lock_guard const state(state_);
+      error_ = nullptr;
+      throw;
+    }
+    read_markers();
+    finish(submitted);
   }
-  read_markers();
-  finish(submitted);
   raise_error();
 }
 
-void Lane::drain() {
+void Lane::drain(Meanwhile meanwhile) {
   check();
-  if (!adopted_) return synchronize();
+  if (!adopted_) return synchronize(meanwhile);
   std::uint64_t const upto = submitted_.load();
   if (timeline_->reached() < upto && last_marker(upto).position < upto) {  // the vendor has refused to record it
     try {
-      std::lock_guard const submitting(submitting_);
+      std::lock_guard<Lane> const submitting(*this);
       mark_end();
     } catch (std::exception const&) {
-      return synchronize();
+      return synchronize(meanwhile);
     }
   }
   for (Marker last; (last = last_marker(upto)).event != nullptr; read_markers()) {
     try {
-      last.event->wait();
+      while (!last.event->wait_a_while()) {
+        if (meanwhile != nullptr) meanwhile();
+      }
     } catch (std::exception const&) {  // `read_markers` gets the error once more
     }
   }
@@ -301,27 +551,76 @@ Lane::Marker Lane::last_marker(std::uint64_t upto) {
   return timeline_->reached() < upto ? last : Marker{};
 }
 
-void Lane::close() {
+void Lane::close(Meanwhile meanwhile) {
   check();
+  check_uncaptured("cannot be asked or waited for");
   {
-    std::lock_guard const submitting(submitting_);
-    if (std::exchange(closed_, true)) return;
+    std::lock_guard<Lane> const submitting(*this);  // waits for a submission in progress
+    if (closed_) return;
+    closing_ = true;
   }
+  struct Closing {
+    Lane& lane;
+    ~Closing() {
+      std::lock_guard<Lane> const submitting(lane);
+      lane.closing_ = false;
+    }
+  };
   std::exception_ptr first;
   auto const attempt = [&](auto&& step) {
     try {
       step();
       return true;
-    } catch (...) {
+    } catch (std::exception const&) {
       if (first == nullptr) first = std::current_exception();
       return false;
     }
   };
-  auto const drained = [&] { return attempt([&] { drain(); }); };
-  if (!drained()) drained();  // the first error may be that of the work
-  // What a queue of our own has been closed with is over, even if its device is lost; others' queues run on.
-  if (attempt([&] { queue_->close(); }) && !adopted_) finish(submitted_.load());
+  {
+    Closing const until_then{*this};
+    // The first error may be that of the work.
+    if (!attempt([&] { drain(meanwhile); }) && !attempt([&] { drain(meanwhile); })) refusals_ = lost;
+    attempt([&] { give_back(); });
+  }
   if (first != nullptr) std::rethrow_exception(first);
+}
+
+void Lane::give_back() {
+  std::list<Marker> markers;
+  std::exception_ptr refused;
+  {
+    std::lock_guard<Lane> const submitting(*this);
+    if (closed_) return;
+    try {
+      record_last();
+    } catch (std::exception const&) {  // the device is lost, as the event itself will report
+    }
+    closed_ = true;  // so that no thread begins to ask
+    while (asking_ != 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    try {
+      queue_->close();
+    } catch (...) {
+      refused = std::current_exception();
+      closed_ = is_lost();
+    }
+    if (closed_) {
+      std::lock_guard const state(state_);
+      markers.swap(markers_);
+    }
+  }
+  if (closed_) {
+    if (adopted_ && !is_lost() && !is_over()) {  // its owner's stream may still use what is kept
+      std::lock_guard const state(state_);
+      for (Kept& each : kept_) each.operation.release();
+      kept_.clear();
+    }
+    finish(submitted_);
+  }
+  if (refused != nullptr) std::rethrow_exception(refused);
+}
+
+bool Lane::is_in_call() const noexcept {
+  return owner_.load() == std::this_thread::get_id() || std::find(asked.begin(), asked.end(), this) != asked.end();
 }
 
 }  // namespace pinning

@@ -398,9 +398,7 @@ cdef BatchCopy planned(Wanted wanted):
                                    limits)
     finally:
         unlock_orphans()
-    work.operation = work.batch
-    cdef const Parts* parts = &work.batch.parts()
-    work.written, work.written_size = parts.written, parts.written_end - parts.written
+    work.native = work.operation = work.batch
     return work
 
 

@@ -144,7 +144,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     cdef bint early = src_access_order == "any"
     cdef bint written = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
     cdef bint in_turn = written and submitter.reads_early()
-    if work is not None and not in_turn and submitted_plain(copy, work, submitter, wait_for):
+    if work is not None and not in_turn and submitted_plain(copy, work, size, submitter, wait_for):
         return copy
     early = early or not written and not submitter.is_shared()
     return copy_planned(to, origin, size, submitter, wait_for, early, in_turn)
@@ -229,16 +229,16 @@ cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tup
                        lambda: (host.ptr, size))
 
 
-cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple wait_for) except -1:
+cdef bint submitted_plain(Copy copy, DirectCopy work, uint64_t size, Submitter submitter, tuple wait_for) except -1:
     """Submit a pageable copy; False if a part has been locked since, across whose border no vendor copies."""
     cdef End host = work.origin if work.origin.device is None else work.to
     try:
         submitter.enqueue(copy, work, wait_for, ())
     except VendorError:
-        if not map_of(submitter.device)._changed_since(work.changes, host.ptr, work.size):
+        if not map_of(submitter.device)._changed_since(work.changes, host.ptr, size):
             raise
         return False
-    count_bytes(way_plain, work.size)
+    count_bytes(way_plain, size)
     return True
 
 
@@ -305,8 +305,8 @@ cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
 
 cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
     cdef DirectCopy work = DirectCopy.__new__(DirectCopy)
-    work.to, work.origin, work.size, work.hold = to, origin, size, hold
-    work.written, work.written_size = to.ptr, size
+    work.to, work.origin, work.hold = to, origin, hold
+    work.call.set(to.ptr, origin.ptr, size)
     return work
 
 
@@ -353,9 +353,8 @@ def fill_async(
     if to.device is None:
         return submitter.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
     cdef DirectFill work = DirectFill.__new__(DirectFill)
-    work.to, work.width, work.count = to, width, size // width
-    work.value = int.from_bytes(pattern, "little")
-    work.written, work.written_size = to.ptr, size
+    work.to = to
+    work.call.set(to.ptr, int.from_bytes(pattern, "little"), width, size // width)
     return submitter.enqueue(Event.__new__(Event), work, wait_for, ())
 
 

@@ -8,7 +8,7 @@ from pinning.map.native cimport CPinnedMap
 from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
 from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Work
+from pinning.queues.lane cimport Operation, Work
 from pinning.queues.staging cimport CopyLimits
 
 cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
@@ -47,8 +47,7 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
         CReason reason
         vector[CopyStep] steps
 
-    cppclass CopyOperation:
-        void submit(VendorQueue& queue) except +raise_in_python
+    cppclass CopyOperation(Operation):
         CCopyPath path() noexcept
         CReason reason() noexcept
         cbool is_direct() noexcept
@@ -75,6 +74,16 @@ cdef extern from "<pinning/rows.hpp>" namespace "pinning" nogil:
         const CopyPlan& plan() noexcept
 
 
+cdef extern from "<pinning/simple_operations.hpp>" namespace "pinning" nogil:
+    cppclass OneCopy(Operation):
+        OneCopy() noexcept
+        void set(uint64_t dst, uint64_t src, uint64_t size) noexcept
+
+    cppclass OneFill(Operation):
+        OneFill() noexcept
+        void set(uint64_t ptr, uint32_t value, unsigned width, uint64_t count) noexcept
+
+
 cdef class Copy(Event):
     cdef public object path  # type: CopyPath
     cdef public object reason  # type: str
@@ -91,22 +100,20 @@ cdef class DirectCopy(Work):
 
     cdef Hold hold  # an unlock during the copy takes effect after it
     cdef End to, origin
-    cdef uint64_t size
+    cdef OneCopy call
     cdef uint64_t changes  # of the map, when its memory was found pageable
     cdef bint pageable
 
 
 cdef class DirectFill(Work):
     cdef End to
-    cdef uint32_t value
-    cdef unsigned width
-    cdef uint64_t count
+    cdef OneFill call
 
 
 cdef class NativeCopy(Work):
     """A copy by libpinning. Until it is destroyed, it holds the locks of all locked memory that it copies."""
 
-    cdef CopyOperation* operation  # owned
+    cdef CopyOperation* operation  # owned; the same as `native`
     cdef PinnedMap map
     cdef object staging  # keeps the device while it has rings
     cdef tuple owners

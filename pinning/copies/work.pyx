@@ -12,9 +12,9 @@ from pinning.copies.ends cimport End
 from pinning.locking.lock cimport map_of
 from pinning.map.adapters cimport vendor_of
 from pinning.map.pinned_map cimport unlock_orphans
-from pinning.plugin.native cimport VendorDevice, VendorQueue
+from pinning.plugin.native cimport VendorDevice
 from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Lane, Work
+from pinning.queues.lane cimport Work
 from pinning.queues.staging cimport limits_of
 from pinning.queues.submitter cimport Submitter
 
@@ -86,11 +86,8 @@ cdef class Copy(Event):
 @cython.final
 @cython.no_gc_clear
 cdef class DirectCopy(Work):
-    cdef submit(self, Lane lane):
-        cdef VendorQueue* queue = lane.queue
-        cdef uint64_t dst = self.to.ptr, src = self.origin.ptr
-        with nogil:
-            queue.copy(dst, src, self.size)
+    def __cinit__(self):
+        self.native = &self.call
 
     cdef bint keeps(self, object thing):
         return thing is self.to.owner or thing is self.origin.owner
@@ -104,11 +101,8 @@ cdef class DirectCopy(Work):
 
 @cython.final
 cdef class DirectFill(Work):
-    cdef submit(self, Lane lane):
-        cdef VendorQueue* queue = lane.queue
-        cdef uint64_t dst = self.to.ptr
-        with nogil:
-            queue.fill(dst, self.value, self.width, self.count)
+    def __cinit__(self):
+        self.native = &self.call
 
     cdef bint keeps(self, object thing):
         return thing is self.to.owner
@@ -119,11 +113,6 @@ cdef class DirectFill(Work):
 
 @cython.no_gc_clear
 cdef class NativeCopy(Work):
-    cdef submit(self, Lane lane):
-        cdef VendorQueue* queue = lane.queue
-        with nogil:
-            self.operation.submit(dereference(queue))
-
     cdef bint keeps(self, object thing):
         for owner in self.owners:
             if owner is thing:
@@ -188,13 +177,12 @@ cdef class RangeCopy(NativeCopy):
         request.ask_from = costs.stage_from(request.to_device())
         self.map, self.staging = map_of(device), staging_of(device)
         self.to, self.origin, self.owners = to, origin, (to.owner, origin.owner)
-        self.written, self.written_size = to.ptr, size
         try:
             with nogil:
                 self.range = new CopiedRange(dereference(self.map.map), dereference(vendor), request, stages, limits)
         finally:
             unlock_orphans()
-        self.operation = self.range
+        self.native = self.operation = self.range
 
     def plan(self) -> Plan:
         return plan_between(self.range.plan(), self.to, self.origin)
@@ -235,13 +223,12 @@ cdef class RowsCopy(NativeCopy):
         rows.width, rows.height = width, height
         self.map = map_of(device)
         self.to, self.origin, self.owners = to, origin, (to.owner, origin.owner)
-        self.written, self.written_size = to.ptr, dst_pitch * (height - 1) + width
         try:
             with nogil:
                 self.rows = new CopiedRows(dereference(self.map.map), dereference(vendor), rows, direction, limits)
         finally:
             unlock_orphans()
-        self.operation = self.rows
+        self.native = self.operation = self.rows
 
     def plan(self) -> Plan:
         return plan_between(self.rows.plan(), self.to, self.origin)

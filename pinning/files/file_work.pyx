@@ -16,7 +16,7 @@ from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, str
 
 from pinning.copies.work cimport Copy, count_bytes, way_plain
 from pinning.plugin.native cimport VendorQueue
-from pinning.queues.lane cimport Lane, Work
+from pinning.queues.lane cimport Work
 from pinning.queues.staging cimport (
     CFile, CopyLimits, CStaged, FileEnd, FileMemory, FileOutcome, FilePart, FileRows, Staging, limits_of
 )
@@ -209,8 +209,7 @@ cdef class FileWork(Work):
     cdef bint plain  # nothing could be staged
     cdef tuple kept
 
-    cdef submit(self, Lane lane):
-        cdef VendorQueue* queue = lane.queue
+    cdef submit(self, VendorQueue* queue):
         cdef FileMemory memory = FileMemory.device if self.in_device else FileMemory.host
         with nogil:
             self.staged = self.staging.staging.copy_file(dereference(queue), self.file, memory, self.parts,

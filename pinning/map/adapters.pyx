@@ -10,12 +10,13 @@ cimport cython
 from cpython.object cimport PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
+from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
 
 from pinning.map.native cimport CPinnedMap, PythonDevice, PythonQueue, PythonRegistrar, PythonTraits
 from pinning.map.native cimport add_registrar as add_native_registrar
-from pinning.map.native cimport device_calls
-from pinning.plugin.native cimport NativeDevice, NativeQueue, VendorDevice, wrap_queue
+from pinning.map.native cimport device_calls, object_of_event
+from pinning.plugin.native cimport NativeDevice, NativeQueue, VendorDevice, VendorEvent, wrap_event, wrap_queue
 
 from weakref import WeakKeyDictionary
 
@@ -75,6 +76,13 @@ cdef NativeQueue native_queue(object queue):
         return queue
     adapter = _queues.get(queue)
     return _queues.setdefault(queue, wrap_queue(new PythonQueue(<PyObject*>queue))) if adapter is None else adapter
+
+
+cdef object event_object(const shared_ptr[VendorEvent]& event):
+    if event.get() is NULL:
+        return None
+    cdef PyObject* own = object_of_event(dereference(event))
+    return wrap_event(event) if own is NULL else <object>own
 
 
 cdef PythonRegistrar* add_registrar(CPinnedMap* map, object registrar, uint64_t piece) except NULL:

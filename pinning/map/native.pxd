@@ -15,6 +15,7 @@ from pinning.plugin.native cimport (
     Locker,
     LockOptions,
     VendorDevice,
+    VendorEvent,
     VendorQueue,
     raise_in_python,
 )
@@ -84,6 +85,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
 
     cppclass PythonQueue(VendorQueue):
         PythonQueue(PyObject* queue) except +raise_in_python
+
+    PyObject* object_of_event(VendorEvent& event) noexcept
 
     cppclass Pieces "pinning::Pieces":
         pass

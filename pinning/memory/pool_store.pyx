@@ -82,8 +82,7 @@ cdef class PoolAllocation(Allocation):
 
 
 cdef class Zeroes(Work):
-    cdef submit(self, Lane lane):
-        cdef VendorQueue* queue = lane.queue
+    cdef submit(self, VendorQueue* queue):
         with nogil:
             queue.fill(self.written, 0, 1, self.written_size)
 
@@ -273,9 +272,9 @@ cdef class Store:
                 event = queue.submit(zeroes, events, (allocation,))
             except BaseException:  # it may have been submitted all the same
                 for lane in queue.lanes:
-                    allocation.block.after.add_upto((<Lane>lane).timeline.native, (<Lane>lane).submitted)
+                    allocation.block.after.add_upto((<Lane>lane).timeline.native, (<Lane>lane).native.get().count())
                 raise
-            allocation.block.after.add(event.timeline.native, event.position)
+            allocation.block.after.add(event.timeline.native, event.native.position())
             return event
         if events or not allocation.block.after.reached():
             return queue.submit(None, events)
@@ -341,8 +340,8 @@ cdef class Store:
         cdef Event event = queue.submit(None, events)
         cdef CDependencies after, history
         self.watch(queue)
-        if not allocation.block.after.replace(event.timeline.native, event.position):
-            after.add(event.timeline.native, event.position)
+        if not allocation.block.after.replace(event.timeline.native, event.native.position()):
+            after.add(event.timeline.native, event.native.position())
             event.add_history(history)
             after.add_uncovered(allocation.block.after, history)
             allocation.block.after.swap(after)

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -136,11 +136,15 @@ cdef class NativeDevice:
 
 cdef class NativeQueue:
     cdef object __weakref__
-    cdef VendorQueue* vendor  # owned by it
+    cdef shared_ptr[VendorQueue] owned
+    cdef VendorQueue* vendor  # the same
 
 
 cdef NativeQueue wrap_queue(VendorQueue* vendor)  # takes ownership
 
 
 cdef class NativeEvent:
-    cdef VendorEvent* vendor  # owned by it
+    cdef shared_ptr[VendorEvent] vendor
+
+
+cdef NativeEvent wrap_event(const shared_ptr[VendorEvent]& vendor)

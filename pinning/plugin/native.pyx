@@ -6,7 +6,7 @@
 from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -292,6 +292,7 @@ cdef NativeQueue wrap_queue(VendorQueue* vendor):
     except BaseException:
         del vendor
         raise
+    queue.owned.reset(vendor)
     queue.vendor = vendor
     return queue
 
@@ -306,9 +307,8 @@ cdef class NativeQueue:
         return f"<NativeQueue with the handle {self.vendor.handle():#x}>"
 
     def __dealloc__(self):
-        cdef VendorQueue* vendor = self.vendor
         with nogil:
-            del vendor
+            self.owned.reset()
 
     @property
     def handle(self) -> int:
@@ -362,14 +362,14 @@ cdef class NativeQueue:
         cdef unique_ptr[VendorEvent] vendor_event
         with nogil:
             vendor_event = self.vendor.record()
-        cdef NativeEvent event = NativeEvent.__new__(NativeEvent)
-        event.vendor = vendor_event.release()
-        return event
+        cdef shared_ptr[VendorEvent] shared
+        shared.reset(vendor_event.release())
+        return wrap_event(shared)
 
     def wait(self, event: object) -> None:
         if not isinstance(event, NativeEvent):
             raise not_native(event)
-        cdef VendorEvent* awaited = (<NativeEvent>event).vendor
+        cdef VendorEvent* awaited = (<NativeEvent>event).vendor.get()
         with nogil:
             self.vendor.wait(dereference(awaited))
 
@@ -397,6 +397,12 @@ cdef object not_native(event):
         "are compared; wait for the event itself")
 
 
+cdef NativeEvent wrap_event(const shared_ptr[VendorEvent]& vendor):
+    cdef NativeEvent event = NativeEvent.__new__(NativeEvent)
+    event.vendor = vendor
+    return event
+
+
 cdef class NativeEvent:
     """A point in a `NativeQueue`, with the methods of `pinning.plugin.VendorEvent`."""
 
@@ -404,31 +410,33 @@ cdef class NativeEvent:
         raise TypeError("a NativeEvent comes from a queue's record")
 
     def __repr__(self):
-        return f"<NativeEvent of the vendor's, at {<uintptr_t>self.vendor:#x}>"
+        return f"<NativeEvent of the vendor's, at {<uintptr_t>self.vendor.get():#x}>"
 
     def __dealloc__(self):
-        cdef VendorEvent* vendor = self.vendor
         with nogil:
-            del vendor
+            self.vendor.reset()
 
     def done(self) -> bool:
         cdef bint over
+        cdef VendorEvent* vendor = self.vendor.get()
         with nogil:
-            over = self.vendor.done()
+            over = vendor.done()
         return over
 
     def wait(self) -> None:
         cdef bint reached = False
+        cdef VendorEvent* vendor = self.vendor.get()
         while not reached:
             with nogil:
-                reached = self.vendor.wait_a_while()
+                reached = vendor.wait_a_while()
             PyErr_CheckSignals()
 
     def seconds_since(self, earlier: object) -> float:
         if not isinstance(earlier, NativeEvent):
             raise not_native(earlier)
         cdef double seconds
-        cdef VendorEvent* before = (<NativeEvent>earlier).vendor
+        cdef VendorEvent* before = (<NativeEvent>earlier).vendor.get()
+        cdef VendorEvent* vendor = self.vendor.get()
         with nogil:
-            seconds = self.vendor.seconds_since(dereference(before))
+            seconds = vendor.seconds_since(dereference(before))
         return seconds

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""How a queue of one vendor waits for an event of another."""
+"""How a queue of one vendor waits for an event of another: <pinning/simple_operations.hpp>."""
 
+from cython.operator cimport dereference
+
+from pinning.map.adapters cimport vendor_of
+from pinning.plugin.native cimport VendorDevice, raise_in_python
 from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Lane, NONE
-from pinning.queues.order cimport Timeline
-
-from typing import TYPE_CHECKING
+from pinning.queues.lane cimport CEvents, Lane, Operation, Work
 
 from pinning.queues.staging import staging_of
 from pinning.runtime import process
 
-if TYPE_CHECKING:
-    from pinning.plugin import MemoryDevice, VendorQueue
+cdef extern from "<pinning/simple_operations.hpp>" namespace "pinning" nogil:
+    cppclass CSignal "pinning::Signal"(Operation):
+        CSignal(VendorDevice& device) except +raise_in_python
+
+    cppclass SignalWait(Operation):
+        SignalWait(VendorDevice& device, CSignal& signal) except +raise_in_python
 
 cdef enum:
     MOST = 4  # helpers of one device; if all are busy, signals wait for one another
@@ -21,34 +26,45 @@ cdef enum:
 cdef dict helpers = {}  # lists of lanes by id of the device, which the lanes keep alive
 
 
-cdef class CrossVendorWait:
-    """A wait for an event of another vendor. The waiting queue keeps it until the wait is over."""
+cdef class Signal(Work):
+    cdef object staging  # keeps the device while it has rings
+    cdef CSignal* signal  # the same as `native`
 
-    cdef object signal
-    cdef object wait
+    def __cinit__(self, device):
+        cdef VendorDevice* vendor = vendor_of(device)
+        self.staging = staging_of(device)
+        with nogil:
+            self.signal = new CSignal(dereference(vendor))
+        self.native = self.signal
 
-    def submit(self, queue: VendorQueue, device: MemoryDevice) -> None:
-        """Make this queue wait. Raises the vendor's errors."""
-        self.wait = staging_of(device).wait(queue, self.signal)
+    def __dealloc__(self):
+        with nogil:
+            del self.signal
 
 
-def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
-    """Make a wait for `event` that another vendor's queue can submit; None if the event is over.
+cdef class CrossVendorWait(Work):
+    cdef object staging
+    cdef Signal signal  # also kept by the helper, until it is set
+    cdef SignalWait* wait  # the same as `native`
 
-    Raises
-    ------
-    VendorError
-        The event's vendor refused to wait for it.
-    """
-    device = event.queue.device
-    cdef list kept = []  # also kept by the helper, until it has set the signal
-    cdef CrossVendorWait wait = CrossVendorWait.__new__(CrossVendorWait)
+    def __cinit__(self, device, Signal signal):
+        cdef VendorDevice* vendor = vendor_of(device)
+        self.staging, self.signal = staging_of(device), signal
+        with nogil:
+            self.wait = new SignalWait(dereference(vendor), dereference(self.signal.signal))
+        self.native = self.wait
 
-    def work(queue):
-        kept.append(staging_of(device).signal(queue))
+    def __dealloc__(self):
+        with nogil:
+            del self.wait
 
+
+cdef Work cross_vendor_wait(Event event, object device):
+    cdef CEvents after
+    cdef Signal signal = Signal(event.queue.device)
     try:
-        helper_of(device).put(Event.__new__(Event), work, [event.recorded()], NONE, (kept,))
+        after.push_back(&event.native)
+        helper_of(event.queue.device).put(Event.__new__(Event), signal, after, ())
     except Exception:
         try:
             if event.done():
@@ -56,8 +72,7 @@ def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
         except Exception:  # the event failed, so it is over; a wait for it reports the error
             return None
         raise
-    wait.signal = kept[0]
-    return wait
+    return CrossVendorWait(device, signal)
 
 
 cdef Lane helper_of(object device):
@@ -68,7 +83,7 @@ cdef Lane helper_of(object device):
         if helper.poll():
             return helper
     if len(all_of) < MOST:
-        helper = Lane(device.make_queue(), Timeline(True), False, device)
+        helper = Lane(device.make_queue(), True, False, device)
         all_of.append(helper)
         return helper
     helper = all_of.pop(0)

@@ -1,27 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr
 
-from pinning.queues.order cimport CDependencies, SharedDependencies, Timeline
+from pinning.plugin.native cimport VendorEvent as CVendorEvent, raise_in_python
+from pinning.queues.order cimport CDependencies, SharedDependencies, SharedTimeline, Timeline
+
+cdef extern from "<pinning/python_errors.hpp>" namespace "pinning" nogil:
+    ctypedef void (*Meanwhile)()
+    void handle_signals()
 
 
-cdef class Place:
-    """A point in a lane between two submissions, shared by all events at that point.
-
-    The lane has a borrowed pointer to its last place: while it is set, a vendor's event of it may still be needed.
-    """
-
-    cdef object lane  # a Lane, whose `record` makes the vendor's event
-    cdef void** known_as  # the lane's pointer to its last place; if that is this one, deallocation clears it
-    cdef object vendor_event
-    cdef object error  # of work before it, which the vendor has reported to another call
+cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
+    cppclass CEvent "pinning::Event":
+        CEvent() noexcept
+        cbool is_over() noexcept
+        cbool is_only() noexcept
+        uint64_t position() noexcept
+        void make_askable(cbool block) except +raise_in_python
+        cbool ask(cbool block, Meanwhile meanwhile) except +raise_in_python
+        shared_ptr[CVendorEvent] recorded() except +raise_in_python
+        shared_ptr[CVendorEvent] if_recorded() noexcept
+        void raise_error() except +raise_in_python
+        void forget() noexcept
+        double seconds_since(CEvent& first, Meanwhile meanwhile) except +raise_in_python
 
 
 cdef class Event:
     cdef object __weakref__
     cdef readonly object queue  # type: Any
-    cdef Place place
-    cdef Timeline timeline
-    cdef uint64_t position
+    cdef CEvent native
+    cdef object lane  # of type Lane; None if it was complete from the start
+    cdef Timeline timeline  # that of the lane
     cdef SharedDependencies before  # what it comes after on other timelines
     cdef readonly object error  # type: BaseException | None
     cdef object traceback
@@ -35,5 +45,5 @@ cdef class Event:
     cdef bint _ask(self, bint block) except *
     cdef settle(self)
     cdef learn_error(self, bint ask)
-    cdef recorded(self)
+    cdef shared_ptr[CVendorEvent] recorded(self) except *
     cdef raise_error(self)

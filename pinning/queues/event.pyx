@@ -6,6 +6,8 @@
 cimport cython
 from cython.operator cimport dereference
 
+from pinning.map.adapters cimport event_object
+from pinning.plugin.native cimport VendorEvent as CVendorEvent
 from pinning.queues.order cimport CDependencies, Dependencies, Timeline, TimelinePoint, empty, point_at
 
 from time import monotonic
@@ -20,15 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pinning.plugin import VendorEvent
-
-
-@cython.final
-@cython.freelist(64)
-@cython.no_gc_clear  # __dealloc__ writes into the lane, which must still be there
-cdef class Place:
-    def __dealloc__(self):
-        if self.known_as is not NULL and self.known_as[0] is <void*>self:
-            self.known_as[0] = NULL
 
 
 @cython.trashcan(True)  # events hold those that they wait for, and such a chain can be long
@@ -60,6 +53,11 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         self.sources = ()
         self.settled = True  # until it is submitted
 
+    def __dealloc__(self):
+        if self.native.is_only():
+            with nogil:  # the vendor's event goes back
+                self.native = CEvent()
+
     def __init__(self) -> None:
         pass
 
@@ -85,7 +83,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     @property
     def _point(self) -> TimelinePoint | None:
         """Its point on a timeline; None if it was complete from the start."""
-        return None if self.timeline is None else point_at(self.timeline, self.position)
+        return None if self.timeline is None else point_at(self.timeline, self.native.position())
 
     @property
     def _history(self) -> Dependencies:
@@ -97,18 +95,18 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     @property
     def vendor_event(self) -> VendorEvent | None:
         """The vendor's event behind it; None if there is none yet."""
-        return None if self.place is None else self.place.vendor_event
+        return event_object(self.native.if_recorded())
 
     cdef int add_history(self, CDependencies& to) except -1:
         if self.timeline is None:
             return 0
         if self.before.get() is not NULL:
             to.add(dereference(self.before))
-        to.add(self.timeline.native, self.position)
+        to.add(self.timeline.native, self.native.position())
         return 0
 
     cdef bint known_over(self):
-        return self.timeline is None or dereference(self.timeline.native).reached() >= self.position
+        return self.native.is_over()
 
     def _comes_after(self, point: TimelinePoint) -> bool:
         """Whether `point` is this operation, or one that it starts after, or one that is already complete."""
@@ -164,43 +162,41 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
                 pass
         first.wait()
         self.wait()
-        begin, end = first.recorded(), self.recorded()
+        first.recorded()
+        self.recorded()
         if first.queue.device.vendor != self.queue.device.vendor:
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
-        begin.wait()  # it may have been recorded after the operation was known to be over
-        end.wait()
-        return end.seconds_since(begin)
+        cdef double seconds
+        with nogil:
+            seconds = self.native.seconds_since(first.native, &handle_signals)
+        return seconds
 
-    cdef recorded(self):
+    cdef shared_ptr[CVendorEvent] recorded(self) except *:
         """The vendor's event, made now if there is none yet."""
-        if self.place is None:
+        cdef shared_ptr[CVendorEvent] vendor
+        if self.lane is None:
             raise PinningError(f"{self!r} was complete when it was made, so it has no time; use queue.record()")
-        self.place.lane.check_process()
-        if self.place.vendor_event is None:
-            self.place.lane.record(self.place)
-        return self.place.vendor_event
+        self.lane.check_process()
+        with nogil:
+            vendor = self.native.recorded()
+        return vendor
 
     cdef bint _ask(self, bint block) except *:
         """Whether the operation is over; if so, settle it."""
-        self.place.lane.check_process()
-        if self.place.vendor_event is None and self.place.error is None and not self.known_over():
-            self.place.lane.ask_for_all(self.place, block)  # needs no vendor's event
-            if self.place.vendor_event is None and self.place.error is None and not self.known_over():
-                self.recorded()
-        vendor_event = self.place.vendor_event
-        if vendor_event is not None:
-            try:
-                # If the operation is known to be over, the vendor's event may have been recorded after that: it only has
-                # the error then, and may be reached much later.
-                if block and not self.known_over():
-                    vendor_event.wait()
-                elif not vendor_event.done() and not self.known_over():
-                    return False
-                self.place.lane.arrive(self.position)
-            except Exception as error:
-                self.fail(error)
-        self.settle()
-        return True
+        cdef bint over = True
+        self.lane.check_process()
+        with nogil:
+            self.native.make_askable(block)
+        try:
+            with nogil:
+                over = self.native.ask(block, &handle_signals)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.lane.attend()
+        if over:
+            self.settle()
+        return over
 
     cdef settle(self):
         """Learn the outcome of this event, which is over, and first of those it waited for, which are over too."""
@@ -217,6 +213,9 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
                 if path[-1] is not event:
                     continue
             event.learn_error(event is not self)
+            if event.error is not None:
+                with nogil:  # else it would keep the error, and so the frames that this passed, unseen by the collector
+                    event.native.forget()
             gone = event.sources  # holds the old value until replaced: see docs/concurrency.md
             event.sources = ()
             event.settled = True
@@ -224,14 +223,14 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
 
     cdef learn_error(self, bint ask):
         cdef Event source
-        if self.error is None and self.place is not None:
-            if self.place.error is not None:
-                self.fail(self.place.error)
-            elif ask and self.place.vendor_event is not None:
-                try:
-                    self.place.vendor_event.done()
-                except Exception as error:
-                    self.fail(error)
+        if self.error is None:
+            try:
+                self.native.raise_error()
+                vendor = self.vendor_event if ask else None
+                if vendor is not None:
+                    vendor.done()
+            except Exception as error:
+                self.fail(error)
         for source in self.sources:
             if source.error is not None:
                 self.fail(source.error)

@@ -64,7 +64,7 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
 
 cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
     cppclass CStaged "pinning::Staged":
-        void give() noexcept
+        pass
 
     cppclass CBlock "pinning::Staging::Block":
         uint64_t ptr
@@ -77,8 +77,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
     cppclass CStaging "pinning::Staging":
         unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[FilePart]& parts,
                                       bool early, const CopyLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
-        unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python
         unique_ptr[CBlock] borrow(uint64_t at_most, const CopyLimits& limits) except +raise_in_python
         uint64_t trim() except +raise_in_python
         bool empty() noexcept
@@ -87,15 +85,9 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
     uint64_t trim_stagings() except +raise_in_python
 
 
-cdef class Staged:
-    cdef CStaged* staged  # owned
-
-
 cdef class Staging:
     cdef CStaging* staging
     cdef object device  # kept while it has rings
-
-    cdef Staged wrap(self, CStaged* staged)
 
 
 cdef CopyLimits limits_of(object costs) except *

@@ -7,15 +7,13 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.memory cimport unique_ptr
 
-from pinning.map.adapters cimport native_queue, vendor_of
-from pinning.plugin.native cimport NativeQueue
+from pinning.map.adapters cimport vendor_of
 
 from typing import TYPE_CHECKING
 
 from pinning.runtime import process
 
 if TYPE_CHECKING:
-    import pinning.plugin
     from pinning.plugin import MemoryDevice
 
 cdef dict stagings = {}  # by id of the device
@@ -30,25 +28,6 @@ def default_limits() -> dict[str, int]:
 
 cdef CopyLimits limits_of(object costs) except *:
     return vars(costs)
-
-
-cdef class Staged:
-    """A copy, a signal or a wait in a queue. Keep it until the queue's work is over.
-
-    Once it is collected, no thread touches the host's memory for it any more, even if the device is lost.
-    """
-
-    def __init__(self):
-        raise TypeError("what is staged comes from a Staging")
-
-    def __dealloc__(self):
-        cdef CStaged* staged = self.staged
-        with nogil:
-            del staged
-
-    def give(self) -> None:
-        """Set this signal, as if its queue had reached it."""
-        self.staged.give()
 
 
 cdef class Block:
@@ -68,34 +47,6 @@ cdef class Staging:
     def __cinit__(self, device: MemoryDevice) -> None:
         self.device = device
         self.staging = &staging(dereference(vendor_of(device)))
-
-    cdef Staged wrap(self, CStaged* staged):
-        if staged is NULL:
-            return None
-        cdef Staged face
-        try:
-            face = Staged.__new__(Staged)
-        except BaseException:
-            del staged
-            raise
-        face.staged = staged
-        return face
-
-    def signal(self, queue: pinning.plugin.VendorQueue) -> Staged:
-        """Submit a signal, which is set when the queue reaches it. Raises the errors of the queue."""
-        cdef NativeQueue native = native_queue(queue)
-        cdef unique_ptr[CStaged] staged
-        with nogil:
-            staged = self.staging.signal(dereference(native.vendor))
-        return self.wrap(staged.release())
-
-    def wait(self, queue: pinning.plugin.VendorQueue, Staged signal not None) -> Staged | None:
-        """Make later work of `queue` wait for a signal of any queue, once per signal; None if it is already set."""
-        cdef NativeQueue native = native_queue(queue)
-        cdef unique_ptr[CStaged] staged
-        with nogil:
-            staged = self.staging.wait(dereference(native.vendor), dereference(signal.staged))
-        return self.wrap(staged.release())
 
     def borrow(self, uint64_t at_most, costs: object) -> Block | None:
         """Borrow a block of a ring, for a caller that copies through it in its own way; None if there is none."""

@@ -6,10 +6,11 @@
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 
+from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process
-from pinning.queues.order cimport CDependencies, Dependencies, SharedDependencies, Timeline, empty, joined
+from pinning.queues.lane cimport CEvents, CLane, Lane, ONCE, Span, Work, check_process
+from pinning.queues.order cimport CDependencies, Dependencies, SharedDependencies, empty, joined
 from pinning.runtime.process cimport generation, keep_for_ever
 
 from contextlib import suppress
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
-from pinning.queues.cross_vendor_wait import cross_vendor_wait
 from pinning.runtime.arguments import describe
 from pinning.runtime.process import Subsystem, at_exit
 
@@ -86,7 +86,7 @@ cdef class Submitter:
         self.device = device
         self.ordered = ordered
         self.vendor_name = device.vendor
-        self.lanes.append(Lane(vendor or device.make_queue(), Timeline(ordered), vendor is not None, device, stream))
+        self.lanes.append(Lane(vendor or device.make_queue(), ordered, vendor is not None, device, stream))
         self.closed = False
 
     def __del__(self):
@@ -162,11 +162,10 @@ cdef class Submitter:
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
         self.check()
         cdef Lane first = self.lanes[0]
-        cdef uint64_t capture = first.capture() if first.shared else 0
+        cdef uint64_t capture = first.capture() if first.native.get().is_shared() else 0
         if capture != 0:
             return self.record_in_graph(first, capture, event, work, wait_for, kept)
-        cdef list vendor_waits = NONE
-        cdef list foreign_waits = NONE
+        cdef CEvents after, nothing  # events of this vendor, which `all_waits` keeps
         cdef tuple waits = ()
         cdef SharedDependencies before = self.before
         cdef CDependencies awaited, passed
@@ -191,25 +190,23 @@ cdef class Submitter:
                     wait.add_history(passed)
                 self.before = joined(self.before, passed)
         lane = self.lane_for(waits)
-        for wait in waits + self.barrier if self.barrier else waits:
+        cdef tuple all_waits = waits + self.barrier if self.barrier else waits
+        for wait in all_waits:
             if self.needs_waiting(wait, lane):
                 if (<Submitter>wait.queue).vendor_name == self.vendor_name:
-                    if vendor_waits is NONE:
-                        vendor_waits = []
-                    vendor_waits.append(wait.recorded())
+                    after.push_back(&wait.native)
                 else:
-                    foreign_wait = cross_vendor_wait(wait)
+                    foreign_wait = cross_vendor_wait(wait, self.device)
                     if foreign_wait is not None:
-                        foreign_waits = [*foreign_waits, foreign_wait]
+                        lane.put(Event.__new__(Event), foreign_wait, nothing, ())
         event.queue = self
         event.before = before
-        lane.put(event, work, vendor_waits, foreign_waits, kept)
+        lane.put(event, work, after, kept)
         if awaited.size() != 0:
             if self.ordered:
                 self.before = joined(self.before, awaited)  # not `before` alone: other threads submit meanwhile
             else:
                 self.past = joined(self.past, dereference(before))
-        lane.look()
         return event
 
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep):
@@ -231,17 +228,18 @@ cdef class Submitter:
             if wait.capture == 0 and not wait.done():
                 raise GraphCaptureError(f"{wait!r} is not complete, and a graph cannot wait for it: wait for it before the "
                                         "capture begins")
-        cdef bint outermost = lane.enter()
+        cdef CLane* native = lane.native.get()
+        with nogil:
+            native.lock()
         try:
-            if lane.closing or lane.closed:
-                raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
+            native.check_open()
             if lane.recorder is None:
                 keep_with_graph(lane.queue, work, keep)
             else:
                 lane.recorder.append((work, keep))
-            (<Work>work).submit(lane)
+            (<Work>work).submit(lane.queue)
         finally:
-            lane.leave(outermost)
+            native.unlock()
         event.queue, event.capture = self, capture
         event.fail(GraphCaptureError(f"this operation of {self!r} was recorded into a graph, which does it at each launch, so it "
                                      "has no end of its own: wait for the stream in which the graph was launched"))
@@ -283,13 +281,15 @@ cdef class Submitter:
             return self.lanes[0]
         for wait in waits:
             # Behind an event that it waits for, if nothing was submitted after that: then it need not wait at all.
-            if wait.queue is self and wait.place is not None and (<Lane>wait.place.lane).submitted == wait.position:
-                return wait.place.lane
+            if wait.queue is self and wait.lane is not None:
+                lane = wait.lane
+                if lane.native.get().count() == wait.native.position():
+                    return lane
         for lane in self.lanes:
             if lane.poll():
                 return lane
         if len(self.lanes) < LANES:
-            lane = Lane(self.device.make_queue(), Timeline(False), False, self.device)
+            lane = Lane(self.device.make_queue(), False, False, self.device)
             self.lanes.append(lane)
             if self.closed:  # by another thread meanwhile, which may not have seen this lane
                 pending.retire(lane)
@@ -297,17 +297,17 @@ cdef class Submitter:
             return lane
         best = self.lanes[0]
         for lane in self.lanes:
-            if lane.submitted - lane.over_upto() < best.submitted - best.over_upto():
+            if lane.count - lane.reached_upto() < best.count - best.reached_upto():
                 best = lane
         return best
 
     cdef bint needs_waiting(self, Event event, Lane lane):
         """Whether the vendor must make the lane wait for the event, because nothing else does."""
-        if event.place is None or event.place.lane is lane or event.known_over():
+        if event.lane is None or event.lane is lane or event.known_over():
             return False
         if not self.ordered or self.before.get() is NULL:
             return True
-        return not dereference(self.before).covers(dereference(event.timeline.native), event.position)
+        return not dereference(self.before).covers(dereference(event.timeline.native), event.native.position())
 
     def wait_for(self, *events: Event) -> None:
         """Make all later work wait for these. If one fails, later work does not fail with it.
@@ -344,10 +344,11 @@ cdef class Submitter:
     cdef Event tail(self, Lane lane):
         """An event after all work so far in a lane of an out-of-order queue."""
         cdef Event event = Event.__new__(Event)
+        cdef CEvents nothing
         event.queue = self
-        lane.put(event, None, NONE, NONE, ())
+        lane.put(event, None, nothing, ())
         cdef CDependencies lane_so_far
-        lane_so_far.add_upto(lane.timeline.native, event.position)
+        lane_so_far.add_upto(lane.timeline.native, event.native.position())
         event.before = joined(self.past, lane_so_far)
         return event
 
@@ -368,7 +369,7 @@ cdef class Submitter:
         cdef Lane lane
         if self.ordered:
             lane = self.lanes[0]
-            to.add_upto(lane.timeline.native, lane.submitted)
+            to.add_upto(lane.timeline.native, lane.native.get().count())
         if self.before.get() is not NULL:
             to.add(dereference(self.before))
         if wait_for or self.barrier:
@@ -391,13 +392,15 @@ cdef class Submitter:
         for wait in self.waited_for(wait_for) + self.barrier:
             if not wait.known_over():
                 return True
+        cdef CEvents none
+        cdef Span range
+        cdef bint may
+        range.start, range.end = start, start + size
         for lane in self.lanes:
-            if lane.may_write(start, size):
-                if lane.shared:  # perhaps captured: not polled
-                    return True
-                lane.poll()
-                if lane.may_write(start, size):
-                    return True
+            with nogil:
+                may = lane.native.get().may_write(range, none)
+            if may:
+                return True
         return False
 
     cdef bint reads_early(self) noexcept:
@@ -408,7 +411,7 @@ cdef class Submitter:
         """Whether others may submit to one of the vendor's queues."""
         cdef Lane lane
         for lane in self.lanes:
-            if lane.shared:
+            if lane.native.get().is_shared():
                 return True
         return False
 
@@ -451,10 +454,7 @@ cdef class Submitter:
         cdef Lane lane
         cdef bint over = True
         for lane in self.lanes:
-            if lane.shared and not lane.closed:  # what others have submitted counts as well
-                lane.check_uncaptured("cannot be asked or waited for")
-            over = lane.is_over() and over
-            lane.raise_error()
+            over = lane.done() and over
         return over
 
     def synchronize(self) -> None:

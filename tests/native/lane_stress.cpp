@@ -82,7 +82,7 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
       lane.submit(std::move(step), after);
       before = lane.record();
     } else {
-      before = lane.submit_with_event(std::move(step), after);
+      before = lane.submit(std::move(step), after);
       Span const written{address(buffers[i + 1].data()), address(buffers[i + 1].data() + bytes)};
       expect(lane.may_write(written, {}) || before->done(), "a lane forgot what pending work writes");
     }
@@ -111,7 +111,7 @@ void close_beside(VendorDevice& device, std::mt19937& chance) {
   std::thread submitter([&] {
     for (Buffer& each : buffers) {
       try {
-        last = lane->submit_with_event(std::make_unique<Step>(each, source, 5, false), {});
+        last = lane->submit(std::make_unique<Step>(each, source, 5, false), {});
         ++accepted;
       } catch (InvalidArgument const&) {
         break;

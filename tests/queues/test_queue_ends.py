@@ -315,25 +315,21 @@ def test_an_event_that_the_vendor_refuses_in_an_adopted_queue(device: FakeMemory
 
 @pytest.mark.parametrize("recovers", [True, False])
 def test_close_of_an_adopted_queue_after_a_refused_event(device: FakeMemoryDevice, recovers: bool) -> None:
-    """Either the event is recorded after all, and waited for; or what the work uses is kept for ever."""
+    """The event is recorded after all, and waited for, or if that is refused, all work in the stream is."""
     theirs = device.make_queue()
     queue, thing = Queue.adopt(theirs.handle, device), Thing()
     gone = weakref.ref(thing)
     device.fail_call(calls_before=1)
     queue.submit(work, (), (thing,))
     del thing
-    if recovers:
-        closing = Background(queue.close)
-        assert eventually(lambda: queue.closed)
-        assert gone() is not None
-        device.let_go()
-        closing.result()
-        assert gone() is None
-    else:
+    if not recovers:
         device.fail_call()
-        queue.close()
-        assert gone() is not None
-        device.let_go()
+    closing = Background(queue.close)
+    assert eventually(lambda: queue.closed)
+    assert gone() is not None
+    device.let_go()
+    closing.result()
+    assert gone() is None
     theirs.close()
 
 

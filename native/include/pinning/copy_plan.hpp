@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory_ranges.hpp"
+#include "operation.hpp"
 #include "staging.hpp"
 #include "status_page.hpp"
 #include "vendor.hpp"
@@ -82,14 +83,11 @@ struct CopyPlan {
 /// `stages`: whether the queue waits for values. `ranges` holds what is locked. Throws what the vendor throws.
 PINNING_API CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits);
 
-/// A copy for a queue. It holds all locked memory that it copies; destroy it only once the copy is complete.
-class CopyOperation {
+/// A copy for a queue. It holds all locked memory that it copies.
+class CopyOperation : public Operation {
  public:
-  virtual ~CopyOperation() = default;
-  CopyOperation(CopyOperation const&) = delete;
-
-  /// Submit it, once. Throws what the vendor throws; everything submitted is then complete.
-  void submit(VendorQueue& queue) {
+  /// Throws what the vendor throws; everything submitted is then complete.
+  void submit(VendorQueue& queue) final {
     try {
       submit_all(queue);
     } catch (...) {
@@ -104,8 +102,6 @@ class CopyOperation {
   /// The slowest path of its parts, and the reason; final once it is submitted.
   virtual CopyPath path() const noexcept = 0;
   virtual Reason reason() const noexcept = 0;
-  /// All that it writes lies in this range.
-  virtual Span written() const noexcept = 0;
   /// Whether the device alone moves all bytes.
   bool is_direct() const noexcept { return path() == CopyPath::direct; }
 

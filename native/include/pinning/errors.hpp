@@ -45,6 +45,19 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+/// An error of another language, which may keep all that it came through.
+class ForeignError : public std::exception {
+ public:
+  /// Forget that, because the error is stored.
+  virtual void forget_way() noexcept = 0;
+};
+
+/// The queue takes no work any more.
+class QueueClosed : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 /// The owner of a pinned range: this map, or others.
 enum class By : std::uint8_t { us, others };
 

@@ -98,6 +98,12 @@ class PythonEvent : public VendorEvent {
   PyObject* event_;
 };
 
+/// The Python object behind an event, borrowed; null if the vendor is not written in Python.
+inline PyObject* object_of_event(VendorEvent& event) noexcept {
+  auto* const own = dynamic_cast<PythonEvent*>(&event);
+  return own == nullptr ? nullptr : own->object();
+}
+
 /// A queue object of the Python interface `VendorQueue`, which stays open when this is destroyed.
 class PythonQueue : public VendorQueue {
  public:

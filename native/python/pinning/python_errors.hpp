@@ -26,6 +26,12 @@ class Raised {
     PyErr_Fetch(&parts_->type, &parts_->value, &parts_->traceback);
     PyErr_NormalizeException(&parts_->type, &parts_->value, &parts_->traceback);
   }
+  /// Collectors do not see what C++ keeps: frames would keep the queue, which keeps the error.
+  void forget_frames() noexcept {
+    Gil const gil;
+    Py_CLEAR(parts_->traceback);
+    if (parts_->value != nullptr) PyException_SetTraceback(parts_->value, Py_None);
+  }
   void raise_again() const {
     PyErr_Restore(Py_XNewRef(parts_->type), Py_XNewRef(parts_->value), Py_XNewRef(parts_->traceback));
   }
@@ -37,7 +43,8 @@ class Raised {
   std::shared_ptr<Parts> parts_;
 };
 
-struct PythonError : std::exception {
+struct PythonError : ForeignError {
+  void forget_way() noexcept override { raised.forget_frames(); }
   Raised raised;
 };
 /// Ctrl-C and the like: not a std::exception, so that `MappedLocks` does not tolerate it.
@@ -53,6 +60,12 @@ struct PythonAlreadyPinned : AlreadyPinned {
 [[noreturn]] inline void throw_raised() {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonInterrupt();
   throw PythonError();
+}
+
+/// Handle signals, such as Ctrl-C, in a thread that waits without the GIL.
+inline void handle_signals() {
+  Gil const gil;
+  if (PyErr_CheckSignals() < 0) throw_raised();
 }
 
 /// Raise in Python what C++ has just thrown. The GIL is held.
@@ -96,6 +109,8 @@ inline void raise_in_python() {
     if (refusal != nullptr) PyErr_SetObject(type, refusal);
     Py_XDECREF(refusal);
     Py_XDECREF(type);
+  } catch (QueueClosed const& error) {
+    raise("PinningError", error.what());
   } catch (std::invalid_argument const& error) {  // also that of the page table
     raise("InvalidRangeError", error.what());
   } catch (NotLocked const& error) {
