@@ -223,18 +223,27 @@ void block_goes(void* ptr) noexcept {
   if (of_maps && watcher->may_meet(block.start, block.end)) [[unlikely]] notify_watcher(*watcher, block);
 }
 
-/// The mapping that starts at an address, which shmdt would unmap.
-Range mapping_at(Address start) {
+/// The first mappings from `from` on, without a gap, that shmdt of `start` would unmap; empty if there are none. Locks
+/// divide a segment into several mappings, and so do other calls.
+Range attached_at(Address start, Address from) {
   Inside const inside;
   Uncancelled const uncancelled;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const maps(std::fopen("/proc/self/maps", "re"), std::fclose);
+  if (!maps) return from == start ? Range{start, start + 1} : Range{};
+  Range found;
   char line[512];
-  while (maps && std::fgets(line, sizeof line, maps.get()) != nullptr) {
-    Range found;
-    int const read = std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &found.start, &found.end);
-    if (read == 2 && found.start == start) return found;
+  while (std::fgets(line, sizeof line, maps.get()) != nullptr) {
+    Range next;
+    std::uintptr_t offset = 0;
+    if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNxPTR, &next.start, &next.end, &offset) != 3) continue;
+    bool const its = next.end > from && next.start >= start && next.start - start == offset;
+    if (its && (found.empty() || next.start == found.end)) {
+      found = {found.empty() ? std::max(next.start, from) : found.start, next.end};
+    } else if (!found.empty()) {
+      break;
+    }
   }
-  return {start, start + 1};
+  return found;
 }
 
 /// Whether the advice gives pages back.
@@ -310,7 +319,9 @@ void shared_memory_comes(int id, void const* ptr, int flags) noexcept {
 }
 
 void shared_memory_goes(void const* ptr) noexcept {
-  if (anything_is_locked() && !Inside::now()) notify_all(mapping_at(reinterpret_cast<Address>(ptr)));
+  if (!anything_is_locked() || Inside::now()) return;
+  auto const start = reinterpret_cast<Address>(ptr);
+  for (Range gone = attached_at(start, start); !gone.empty(); gone = attached_at(start, gone.end)) notify_all(gone);
 }
 
 void heap_ends(Address end, Address before) noexcept {

@@ -229,6 +229,26 @@ for refused in (
 
 
 @filters
+def test_locks_anywhere_in_shared_memory_end_when_it_is_detached() -> None:
+    """The kernel reports no shmdt, and locks divide the segment into several mappings."""
+    assert run_python("-c", DETACHED, preloaded=True) == "[False, False]\n"
+
+
+DETACHED = """
+import leaving, pinning
+libc, page = leaving.libc, leaving.mmap.PAGESIZE
+libc.shmat.restype = leaving.ctypes.c_void_p
+libc.shmdt.argtypes = [leaving.ctypes.c_void_p]
+segment = libc.shmget(0, 8 * page, 0o1600)
+ptr = libc.shmat(segment, None, 0)
+libc.shmctl(segment, 0, None)
+locks = [pinning.lock((ptr + at * page, 2 * page), device="host") for at in (1, 5)]
+assert libc.shmdt(ptr) == 0
+print([lock.held for lock in locks])
+"""
+
+
+@filters
 @pytest.mark.parametrize(
     ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]
 )
