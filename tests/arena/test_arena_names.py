@@ -17,7 +17,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import FakeDevice
-from pinning import Arena, InvalidRangeError, PinningError
+from pinning import Arena, InvalidRangeError, PinningError, VendorError
 from pinning.arena import abandoned, names, remove_abandoned
 from pinning.arena.names import FOLDER
 from pinning.runtime.process import run_deferred
@@ -108,6 +108,10 @@ def test_the_last_one_out_removes_the_name(name: str, device: FakeDevice) -> Non
     with Arena(SIZE, device, name=name) as again:
         assert not again.made
         other.end()
+        file_of(name).unlink()  # as an administrator may
+        other = Other(name, then="assert arena.made")
+    assert file_of(name).exists(), "it is another arena's by now"
+    other.end()
     assert not file_of(name).exists()
 
 
@@ -126,6 +130,10 @@ def test_each_has_a_part(name: str, device: FakeDevice) -> None:
             assert (whole.asarray(100, offset=memory.ptr - mine.ptr) == 5).all()
             assert pinning.is_locked(memory, device=other)
             memory.free()
+        refusing = FakeDevice("fake:3")
+        refusing.fail(VendorError("fakeRegister", 1, "FAKE"))
+        with Arena(SIZE, refusing, name=name, part=slice(PAGE, 3 * PAGE)) as mine, pytest.raises(VendorError):
+            mine.wait(PAGE, timeout=WAIT)  # of the part
 
 
 def test_a_name_with_another_size(name: str, device: FakeDevice) -> None:

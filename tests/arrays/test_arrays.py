@@ -336,6 +336,9 @@ def test_elements_of_other_dtypes(device: Any) -> None:
     assert there.view("u4").shape == (3, 8)
     with pytest.raises(LayoutError, match="shape is"):
         there[:, ::2].view("u4")
+    between_words = arrays.to_device(numpy.zeros(9, "u1"), device=device)[1:].view("u4")  # no vendor fills words there
+    between_words[:] = 7
+    assert same(between_words, numpy.full(2, 7, "u4"))
 
 
 def test_every_element_by_itself(device: Any) -> None:

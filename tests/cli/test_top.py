@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,17 @@ def test_what_went_over_peers_links_is_shown(program: Program) -> None:
     assert status.by_peers == 0 and "over peers' links" not in shown(status)
     program("from pinning.copies.work import count_by_peers; count_by_peers(3 << 30)")
     assert re.search(r"over peers. links 3\S* G", shown(status_of(program.pid)))
+
+
+def test_ranges_that_have_no_room_are_counted(program: Program) -> None:
+    """Neither those that the terminal has no room for, nor those that the status page has none for."""
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    status = status_of(program.pid)
+    assert " more" not in shown(status)
+    for ranges, unlisted, more in ((31, 0, 1), (1, 5, 5), (32, 5, 7)):
+        many = replace(status, ranges=status.ranges * ranges, unlisted=unlisted)
+        assert shown(many).endswith(f"and {more} more")
+        assert f"locked in {ranges + unlisted} ranges" in shown(many)
 
 
 def shown(status: Status) -> str:

@@ -30,12 +30,13 @@ Tensors = dict[str, tuple[str, list[int], bytes]]
 
 
 def write(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None, pad: int = 0) -> Path:
-    """An independent writer of the format, which keeps the order of the tensors."""
+    """An independent writer of the format, which keeps the order of the tensors; the header has them in reverse."""
     said: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
         said[name] = {"shape": shape, "data_offsets": [at, at + len(data)], "dtype": dtype}
         at += len(data)
+    said = dict(reversed(said.items()))
     return write_raw(path, json.dumps(said).encode() + b" " * pad, b"".join(each[2] for each in tensors.values()))
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pinning
+from fake_memory import FakeMemoryDevice
 from file_copies import descriptors_of, evict
 from noise import noise
 from pinning.files import load as loading
@@ -263,10 +264,11 @@ def test_a_dict_of_devices(tmp_path: Path) -> None:
         ({"host": None, "cpu": None}, pinning.ArgumentError, "'host' and 'cpu', which are the same device"),
         ({"host": "a"}, TypeError, "plan of host"),
         ({"host": {"c": ...}}, pinning.InvalidRangeError, "'c', which is in none"),
+        ({FakeMemoryDevice(held=False): None, "host": {"c": ...}}, pinning.InvalidRangeError, "'c', which is in none"),
         ({"none:0": None}, pinning.ArgumentError, "none"),
     ]:
         with pytest.raises(error, match=says):
-            pinning.load_file(path, device, framework="numpy")  # type: ignore[call-overload]
+            pinning.load_file(path, device, framework="pinning")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="leave out"):
         pinning.load_file(path, {"host": None}, slices={}, framework="numpy")  # type: ignore[call-overload]
     assert descriptors_of(path) == 0

@@ -368,8 +368,8 @@ class FakeQueue:
         self._submit(Step("copy_2d", run, touches))
 
     def fill(self, ptr: int, value: bytes, count: int) -> None:
-        if len(value) not in (1, 2, 4):
-            self.device.wrong.append(f"fill with {value!r}")
+        if len(value) not in (1, 2, 4) or ptr % len(value):
+            self.device.wrong.append(f"fill with {value!r} at {ptr:#x}")
         size = len(value) * count
         address = self.device.real(ptr, size)
         self._submit(Step("fill", lambda: ctypes.memmove(address, value * count, size), ((address, size),)))

@@ -184,9 +184,13 @@ int main(int argc, char **argv) {
   } else if (!strcmp(how, "mremap")) {
     failed = mremap(b, N, N, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL) == MAP_FAILED;
   } else if (!strcmp(how, "process_madvise")) {
-    struct iovec one = {b, N};
+    enum { page = 65536, before = 40 };  // more ranges than are read at once
+    struct iovec all[before + 1];
+    char *other = mmap(NULL, page, read_write, ours, -1, 0);
+    for (int i = 0; i < before; i++) all[i] = (struct iovec){other, page};
+    all[before] = (struct iovec){b, N};
     long self = syscall(434 /* pidfd_open */, getpid(), 0);
-    failed = self < 0 ? 77 : syscall(440 /* process_madvise */, self, &one, 1L, 20L /* MADV_COLD */, 0L) != N;
+    failed = self < 0 ? 77 : syscall(440 /* process_madvise */, self, all, before + 1L, 20L /* MADV_COLD */, 0L) != N + before * page;
     if (failed && errno == ENOSYS) failed = 77;
   } else if (!strcmp(how, "refused")) {  // or does nothing
     failed = munmap(b, 0) != -1 || munmap(b + 1, N) != -1 || madvise(b + 1, N, MADV_DONTNEED) != -1 ||

@@ -224,6 +224,8 @@ def test_mapped_and_managed_arrays_are_told_of_too(standin: StandIn, make: Any) 
     assert theirs.copy_to_host().tolist() == [[3, 2, 1], [6, 5, 4]]
     theirs[0] = 0
     assert array.tolist() == [[0, 0, 0], [4, 5, 6]]
+    array.flags.writeable = False
+    assert array.__cuda_array_interface__["data"] == (array.ctypes.data, True)
 
 
 def test_write_combined_memory_is_asked_of_the_driver(standin: StandIn) -> None:
