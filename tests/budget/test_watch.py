@@ -229,6 +229,31 @@ for refused in (
 
 
 @filters
+def test_memory_that_a_seen_call_takes_is_soon_unlocked_also_in_a_child_of_fork() -> None:
+    assert run_python("-c", SEEN, preloaded=True) == "True\nTrue 0\n"
+
+
+SEEN = """
+import leaving, os, pinning
+from pinning.conformance.faults import eventually
+leaving.forbid_userfaultfd()
+
+def is_unlocked():
+    ptr = leaving.pages()
+    lock = pinning.lock((ptr, leaving.SIZE), device="host")
+    used = pinning.budget().used
+    leaving.unmapped(ptr)
+    return eventually(lambda: pinning.budget().used < used) and not lock.held
+
+print(is_unlocked(), flush=True)
+child = os.fork()
+if child == 0:
+    os._exit(not is_unlocked())
+print(is_unlocked(), os.waitpid(child, 0)[1])
+"""
+
+
+@filters
 def test_locks_anywhere_in_shared_memory_end_when_it_is_detached() -> None:
     """The kernel reports no shmdt, and locks divide the segment into several mappings."""
     assert run_python("-c", DETACHED, preloaded=True) == "[False, False]\n"
