@@ -112,6 +112,14 @@ def test_transfers_are_counted_over_mappings(standin: StandIn, memory: Memory) -
     assert locked(standin, memory) == {(0, 4)}
 
 
+def test_transfers_of_a_buffer_of_another_size_are_counted_anew(standin: StandIn, memory: Memory) -> None:
+    for pages in (4, 5, 4):
+        runtime.map(memory.ptr, pages * PAGE)
+        move(memory, 0, pages)
+        runtime.unmap(memory.ptr)
+    assert locked(standin, memory) == set()
+
+
 def test_a_lock_stays_until_the_memory_is_unmapped(standin: StandIn, memory: Memory) -> None:
     runtime.map(memory.ptr, 4 * PAGE)
     move(memory, 0, 4, times=2)

@@ -161,7 +161,7 @@ def test_where_it_is_mandatory_the_program_ends(buffers: Path) -> None:
 
 
 def test_the_report_goes_to_a_file(buffers: Path, tmp_path: Path) -> None:
-    ran = run(buffers, "heap", 4 * MIB, report=tmp_path / "report")
+    ran = run(buffers, "heap", 4 * MIB, report=tmp_path / "report", lock_until="unmapped")  # so it is locked four times
     assert ran.said == []
     lines = (tmp_path / "report").read_text().splitlines()
     assert lines[0].startswith("pinning: 1 buffers locked, 4 MiB at most; ")
