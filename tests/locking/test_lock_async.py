@@ -63,6 +63,11 @@ def test_its_result_is_a_lock(device: FakeDevice, buffer: np.ndarray, how: dict[
     owner = bytearray(100)
     with pinning.lock_async(owner, device=device).wait(timeout=WAIT), pytest.raises(BufferError):
         owner.extend(b"more")
+    device.fail(REFUSED)
+    refused = pinning.lock_async(owner, device=device)
+    with pytest.raises(VendorError):
+        refused.wait(timeout=WAIT)
+    owner.extend(b"more")
 
 
 def test_what_is_locked_already_is_counted_at_once(device: FakeDevice, buffer: np.ndarray) -> None:
