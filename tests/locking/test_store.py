@@ -205,7 +205,8 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     views[2] = use(locks, objects[2])
 
     # All are in use now: an object that finds no room is used unlocked, and tried again at its next use.
-    assert len(use(locks, objects[4])) == 10_000
+    unlocked = use(locks, objects[4])
+    assert len(unlocked) == 10_000
     assert eventually(lambda: caplog.records)
     assert "budget" in caplog.text
     wait_for(device, [objects[0], objects[2], objects[3]])
