@@ -58,7 +58,9 @@ def test_a_script_that_names_no_interpreter_is_one_of_the_shell(tmp_path: Path, 
     script = tmp_path / "script"
     script.write_text('echo "$0|$1|$2"')
     script.chmod(0o755)
-    variables = {**os.environb, b"PATH": os.fsencode(tmp_path) + b":" + os.environb[b"PATH"]}
+    (tmp_path / "before" / script.name).mkdir(parents=True)  # a folder is no program
+    folders = [tmp_path / "before", tmp_path, os.environ["PATH"]]
+    variables = {**os.environb, b"PATH": os.fsencode(":".join(map(str, folders)))}
     command: list[object] = [script if way == "path" else script.name, "a b", "--report"]
     assert output(command, variables) == f"{script}|a b|--report\n".encode()
 

@@ -219,6 +219,9 @@ def test_any_dtype_by_dlpack(tmp_path: Path) -> None:
     }
     assert numpy.from_dlpack(found["F32"]).tobytes() == tensors["F32"][2]
     assert numpy.from_dlpack(found["I64"]).tobytes() == tensors["I64"][2]
+    for how in ({"copy": True}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            found["F32"].__dlpack__(**how)
     pinning.save_file(found, tmp_path / "b")
     again = load(tmp_path / "b", framework="dlpack")
     pinning.save_file(again, tmp_path / "c")
