@@ -112,7 +112,9 @@ def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
     before = pinning.budget()
     pinned = pinning.pinned_map(device)
     pinned.register(0x10000, 4096, 0x10000)
-    assert pinning.budget(before.used + before.external + 4096 + 10, idle=False).free == 10
+    limit = before.used + before.external + 4096 + 10
+    assert pinning.budget(limit, idle=True).idle_limit == limit
+    assert pinning.budget(idle=False).free == 10
     with pytest.raises(LockLimitError, match="others have pinned"):
         pinned.lock(0x30000, 11)
     pinned.unregister(0x10000)

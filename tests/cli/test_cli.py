@@ -19,6 +19,7 @@ import pytest
 
 from child_process import ordinary_user
 from limits import needs_room_to_lock
+from pinning.cli.units import duration, rate
 from standins import libcuda, libhost
 from standins.standin import Driver
 
@@ -115,6 +116,10 @@ def test_demo_says_the_path_of_its_copies_and_what_to_do_next(pinning: Pinning) 
     assert "No GPU was used: pinning doctor reports why" in said
     assert "✓ All checks passed." in said
     assert said.endswith("More about this machine: pinning doctor, pinning bench")
+
+
+def test_figures_have_three_digits_and_rates_are_in_powers_of_ten() -> None:
+    assert [rate(55_300_000_000, 1), duration(0.0123), duration(999.6e-6)] == ["55.3 GB/s", "12.3 ms", "1.00 ms"]
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["doctor"], ["bench", "--quick"]], ids=lambda words: words[0])

@@ -87,8 +87,10 @@ def seen(pid: int) -> Any:
 
 def test_locks_come_and_go(program: Program) -> None:
     program("held.append(pinning.lock(array[: 2 * 4096], device='host'))")
-    (range_,) = seen(program.pid)["ranges"]
+    now = seen(program.pid)
+    (range_,) = now["ranges"]
     assert (range_["device"], range_["size"], range_["owner"]) == ("host:0", 8192, "numpy.ndarray")
+    assert now["since"] <= range_["since"] <= now["time"]
     program("held.append(pinning.lock(array[:4096], device='host'))")
     assert seen(program.pid)["locked"] == 8192, "a lock within a lock is a count"
     program("[each.unlock() for each in held]")
