@@ -44,6 +44,8 @@ class Vendor:
         Name of the code of the last of these.
     nothing : (int, str)
         Code and name of the error of an allocation of 0 bytes.
+    register : str
+        Name of the call that locks.
     border, copy_border, registered : Failure
         Errors of a queue's copy and of a copy across the border of a lock, and of a second lock.
     asked_to_lock_twice : int
@@ -68,6 +70,7 @@ class Vendor:
     lost: Sequence[str] = ()
     lost_name: str = ""
     nothing: tuple[int, str] = (0, "")
+    register: str = ""
     border: Failure = ("", 0, "")
     copy_border: Failure = ("", 0, "")
     registered: Failure = ("", 0, "")
@@ -106,6 +109,7 @@ VENDORS = {
             lost=["work:1:700", "cuMemcpyAsync:2:719", "cuEventRecord:1:719"],
             lost_name="CUDA_ERROR_LAUNCH_FAILED",
             nothing=(1, "CUDA_ERROR_INVALID_VALUE"),
+            register="cuMemHostRegister",
             border=("cuMemcpyAsync", 1, "CUDA_ERROR_INVALID_VALUE"),
             copy_border=("cuMemcpy", 1, "CUDA_ERROR_INVALID_VALUE"),
             registered=("cuMemHostRegister", 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
@@ -135,6 +139,7 @@ VENDORS = {
             pci_address="0001:3d:00.0",
             lost=["work:1:700", "hipMemcpyAsync:2:719", "hipEventRecord:1:719"],
             lost_name="hipErrorLaunchFailure",
+            register="hipHostRegister",
             border=("hipMemcpyAsync", 1, "hipErrorInvalidValue"),
             copy_border=("hipMemcpy", 1, "hipErrorInvalidValue"),
             registered=("hipHostRegister", 712, "hipErrorHostMemoryAlreadyRegistered"),
@@ -161,6 +166,8 @@ VENDORS = {
             besides="(?!hsa_amd_memory_pool_allocate)",
             description="Stand-in 2 (gfx942)",
             nothing=(0x1001, "HSA_STATUS_ERROR_INVALID_ARGUMENT"),
+            register="hsa_amd_memory_lock_to_pool",
+            registered=("hsa_amd_pointer_info", 2, "HSA_EXT_POINTER_TYPE_LOCKED"),
         ),
         Vendor(
             "ur",

@@ -16,6 +16,8 @@ import pytest
 import pinning
 from noise import noise
 from pinning.copies import costs
+from standins.cases import only
+from standins.work import there_and_back
 
 KIB = 1024
 SIZE = 1 << 20
@@ -58,6 +60,12 @@ class Borders:
             piece = int(self.draw.integers(1000, 200_000)) if self.draw.integers(2) else None
             stack.enter_context(pinning.lock(array[start:end], device=device, piece=piece))
             self.all += [start, end, min(start + (piece or 0), SIZE)]
+
+
+@only("cuda", "hip", "hsa")
+def test_large_pageable_memory_is_staged_and_small_is_left_to_the_driver(other: pinning.Queue, gpu: Any) -> None:
+    assert there_and_back(gpu, noise(SIZE)) == ("staged", "staged")
+    assert there_and_back(gpu, noise(1000)) == ("plain", "plain")
 
 
 @pytest.mark.parametrize("seed", range(40))

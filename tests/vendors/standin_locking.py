@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking with drivers that register exactly the given bytes: tests for CUDA and HIP, one for HSA too."""
+"""Locking and unlocking, and whose lock it is: tests for several vendors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mapped_memory import PAGE, Memory
-from pinning.errors import AlreadyPinnedError, VendorError
+from pinning.errors import AlreadyPinnedError, NotLockedError, VendorError
 from standins.cases import only
 from standins.standin import StandIn
 from standins.vendors import Vendor, this_vendor
@@ -25,7 +25,7 @@ def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(
     assert standin.registrations() == set()
 
 
-@only("cuda", "hip")
+@only("cuda", "hip", "hsa")
 @pytest.mark.parametrize("release", this_vendor().releases)
 @pytest.mark.parametrize(("offset", "size"), [(0, 8192), (100, 50), (8000, 1000), (-100, 101), (8191, 1), (-5, 6)])
 def test_memory_pinned_by_someone_else_is_said_to_be(
@@ -34,13 +34,40 @@ def test_memory_pinned_by_someone_else_is_said_to_be(
     memory = Memory(4)
     base = memory.ptr + PAGE
     gpu.data_lock(base, 8192, None)
-    standin.configure(release)
-    with pytest.raises(AlreadyPinnedError) as raised:
-        gpu.data_lock(base + offset, size, None)
-    assert (raised.value.call, raised.value.code, raised.value.name) == vendor.registered
-    assert len(standin.calls(vendor.registered[0])) == vendor.asked_to_lock_twice
-    assert standin.registrations() == {(base, 8192)}
+    for device in (gpu, vendor.plugin.device(1)):
+        standin.configure(release)
+        with pytest.raises(AlreadyPinnedError) as raised:
+            device.data_lock(base + offset, size, None)
+        assert (raised.value.call, raised.value.code, raised.value.name) == vendor.registered
+        assert len(standin.calls(vendor.register)) == vendor.asked_to_lock_twice
+        assert standin.registrations() == {(base, 8192)}
+        for neighbour in (base - 1, base + 8192):
+            device.data_lock(neighbour, 1, None)
+            device.data_unlock(neighbour)
     gpu.data_unlock(base)
+
+
+@only("cuda", "hip", "hsa")
+def test_memory_of_which_a_part_is_pinned_by_someone_else(standin: StandIn, gpu: Any) -> None:
+    memory = Memory(3)
+    gpu.data_lock(memory.ptr + PAGE, PAGE, None)
+    with pytest.raises(AlreadyPinnedError):
+        gpu.data_lock(memory.ptr, 3 * PAGE, None)
+    gpu.data_unlock(memory.ptr + PAGE)
+
+
+@only("hsa", "ur")
+def test_unlocking_what_is_not_locked_is_refused_before_the_driver_is_asked(standin: StandIn, gpu: Any) -> None:
+    memory = Memory(1)
+    gpu.data_lock(memory.ptr, PAGE, None)
+    before = standin.registrations()
+    for ptr in (memory.ptr - 1, memory.ptr + 1, memory.ptr + PAGE):
+        with pytest.raises(NotLockedError, match=f"{ptr:#x}.*{gpu.name}"):
+            gpu.data_unlock(ptr)
+    assert standin.registrations() == before
+    gpu.data_unlock(memory.ptr)
+    with pytest.raises(NotLockedError):
+        gpu.data_unlock(memory.ptr)
 
 
 @only("cuda", "hip")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mapped_memory import Memory
-from pinning.errors import VendorError
+import pinning
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from standins.cases import only
 from standins.standin import StandIn
@@ -40,6 +41,23 @@ def test_each_kind_is_allocated_exactly_and_given_back(
     assert gpu.memory_info(ptr) is None
 
 
+@pytest.mark.parametrize("release", this_vendor().releases)
+def test_memory_of_the_drivers_own_making_is_pinned_already(standin: StandIn, gpu: Any, release: str) -> None:
+    standin.configure(release)
+    ptr = gpu.allocate(2 * PAGE, HOST)
+    for at, size in ((0, 2 * PAGE), (1, 10), (-10, 20), (2 * PAGE - 10, 20)):
+        with pytest.raises(AlreadyPinnedError):  # whatever the driver says
+            gpu.data_lock(ptr + at, size, None)
+    with pinning.PinnedMap(gpu) as table:
+        assert table.lock(ptr + 10, PAGE) == ptr + 10
+        (region,) = table
+        assert (region.start, region.size, region.external) == (ptr, 2 * PAGE, True)
+        table.unlock(ptr + 10)
+        assert len(table) == 0
+    assert standin.registrations() == set()
+    gpu.free(ptr, HOST)
+
+
 @only("cuda", "hip", "hsa")
 @pytest.mark.parametrize("release", this_vendor().releases)
 def test_memory_that_is_locked_is_told_by_its_host_address(
@@ -52,6 +70,8 @@ def test_memory_that_is_locked_is_told_by_its_host_address(
         assert other.memory_info(ptr) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
     for ptr in (memory.ptr + 9, memory.ptr + 110):
         assert other.memory_info(ptr) is None
+    if vendor.name in ("hip", "hsa") and device_ptr != memory.ptr + 10:
+        assert gpu.is_pinned_ptr(device_ptr) is None, "that is no address of the host"
     gpu.data_unlock(memory.ptr + 10)
 
 

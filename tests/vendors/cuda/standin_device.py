@@ -18,7 +18,7 @@ from pinning.cli import doctor_view
 from pinning.cli.doctor import run as examine
 from pinning.errors import VendorError
 from pinning.machine import topology
-from pinning.plugin import CopyDevice, LimitedDevice, LinkedDevice
+from pinning.plugin import LinkedDevice
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
@@ -33,13 +33,6 @@ def test_which_devices_are_joined(standin: StandIn) -> None:
     assert DEVICE.link_to(plugin.device(1)) is None
     standin.configure("fail=cuDeviceGetP2PAttribute:1:1")
     assert DEVICE.link_to(plugin.device(1)) is None
-
-
-def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
-    assert isinstance(DEVICE, LimitedDevice)
-    assert isinstance(DEVICE, CopyDevice)
-    assert DEVICE.lock_limit() is None
-    assert DEVICE.largest_lock == 1 << 38
 
 
 def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) -> None:

@@ -9,8 +9,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 from fake_device import Background
-from mapped_memory import PAGE, Memory
-from pinning.errors import AlreadyPinnedError
+from mapped_memory import Memory
 from pinning.plugin import PinnedInfo
 from pinning_cuda import plugin
 from standins.standin import StandIn
@@ -20,30 +19,6 @@ PAGES = 4
 
 DEVICE = plugin.device(0)
 MEMORY = Memory(PAGES)
-
-
-def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
-    device = DEVICE.allocate(PAGE)  # also makes the context
-    (_, context) = cuda.cuDevicePrimaryCtxRetain(0)
-    cuda.cuCtxPushCurrent(context)
-    (_, host) = cuda.cuMemHostAlloc(1000, 0)
-    (_, managed) = cuda.cuMemAllocManaged(1000, 1)
-    cuda.cuCtxPopCurrent()
-
-    assert DEVICE.is_pinned_ptr(int(host) + 999) == PinnedInfo(int(host), 1000, int(host))
-    assert DEVICE.is_pinned_ptr(int(host) + 1000) is None
-    assert DEVICE.is_pinned_ptr(int(managed)) is None
-    assert DEVICE.is_pinned_ptr(device) is None
-    for ptr, size in ((int(host), 1000), (int(host) + 1, 10), (int(host) - 10, 20)):
-        with pytest.raises(AlreadyPinnedError):  # although the driver reports an invalid value
-            DEVICE.data_lock(ptr, size, False)
-
-    cuda.cuCtxPushCurrent(context)
-    cuda.cuMemFreeHost(host)
-    cuda.cuMemFree(managed)
-    cuda.cuCtxPopCurrent()
-    cuda.cuDevicePrimaryCtxRelease(0)
-    DEVICE.free(device)
 
 
 def test_asking_makes_no_context(standin: StandIn) -> None:

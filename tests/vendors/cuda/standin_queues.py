@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -233,22 +231,3 @@ def test_a_fork_is_told_that_its_parents_default_stream_does_not_work(standin: S
     standin.configure()
     assert refusals([lambda: default.copy(there, source, 8), default.record]) == 2
     assert standin.calls() == []
-
-
-@pytest.mark.parametrize("end", ["", "queue.close()", "import os; os.kill(os.getpid(), 9)"])
-def test_a_process_ends_with_queues_and_events_open(standin: StandIn, end: str) -> None:
-    program = f"""
-import threading
-from pinning_cuda import plugin
-queue = plugin.device(0).make_queue()
-events = [queue.record() for _ in range(3)]
-cycle = [queue, queue.record()]
-cycle.append(cycle)
-word = plugin.device(0).allocate(4, __import__("pinning.plugin").plugin.MemoryKind.HOST)
-queue.wait_value(word, 5)  # never
-plugin.device(1).adopt_queue(0).record()
-{end}
-"""
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
-    assert child.stderr == ""
-    assert child.returncode == (-9 if "kill" in end else 0)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy
@@ -15,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import pinning
 from c_api import Map
 from child_process import run_in_child
-from fake_device import in_threads
-from pinning import Lock, NotLockedError, PartialOverlapError, PinnedMap, PinningError, VendorError
+from pinning import Lock, PartialOverlapError, PinnedMap, PinningError, VendorError
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
 
@@ -27,42 +25,6 @@ UNIT = 4096
 
 def range_of(array: numpy.ndarray) -> tuple[int, int]:
     return array.ctypes.data, array.nbytes
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_last_device_unregisters(standin: StandIn, order: tuple[int, ...]) -> None:
-    array = numpy.zeros(5 * UNIT, "u1")
-    used = pinning.budget().used
-    locks = [pinning.lock(array, device=name) for name in NAMES]
-    assert [lock.device_ptr for lock in locks] == [array.ctypes.data + SHIFT] * 3
-    assert len(standin.calls("cuMemHostRegister")) == 1
-    assert pinning.budget().used == used + array.nbytes, "it counts once"
-    for which in order:
-        assert standin.registrations() == {range_of(array)}
-        region = pinning.find(array, device=NAMES[which])
-        assert region is not None
-        assert not region.external
-        locks[which].unlock()
-        assert not pinning.is_locked(array, device=NAMES[which])
-    assert standin.registrations() == set()
-    assert pinning.budget().used == used
-
-
-def test_views_of_what_another_device_has_locked(standin: StandIn) -> None:
-    array = numpy.zeros(16 * UNIT, "u1")
-    whole = pinning.lock(array, device="cuda:0")
-    views = [pinning.lock(array[at : at + UNIT], device="cuda:1") for at in range(0, array.nbytes, UNIT)]
-    assert len(standin.calls("cuMemHostRegister")) == 1
-    assert len(pinning.regions("cuda:1")) == 1
-    with pytest.raises(PartialOverlapError, match=f"{array.ctypes.data:#x}"):
-        pinning.lock((array.ctypes.data + UNIT, array.nbytes), device="cuda:2")
-    whole.unlock()
-    with pytest.raises(NotLockedError):
-        pinning.unlock(array, device="cuda:0")
-    for view in views:
-        assert standin.registrations() == {range_of(array)}
-        assert view.held
-        view.unlock()
 
 
 def test_a_copy_to_each_of_two_devices_is_direct(standin: StandIn) -> None:
@@ -158,17 +120,6 @@ def test_what_is_idle_moves_to_the_device_that_wants_it(standin: StandIn) -> Non
     finally:
         pinning.budget(1.0, idle=False)
     assert standin.registrations() == set()
-
-
-def test_threads_on_different_devices(standin: StandIn) -> None:
-    array = numpy.zeros(5 * UNIT, "u1")
-
-    def work(name: str) -> None:
-        for _ in range(200):
-            with pinning.locked(array, device=name):
-                assert standin.registrations() == {range_of(array)}
-
-    in_threads(work, NAMES)
 
 
 def test_a_child_has_none_of_it(standin: StandIn) -> None:

@@ -12,7 +12,7 @@ import pytest
 import pinning
 from fake_device import WAIT
 from pinning import PinningError
-from pinning.queues import Event, Queue, as_queue
+from pinning.queues import Queue, as_queue
 from standins.libcuda import live
 from standins.standin import StandIn
 
@@ -43,15 +43,6 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
         assert both._comes_after(begun._point)  # type: ignore[arg-type]
     assert (values == 9).all()
     assert (back == 7).all()
-
-
-def test_a_chain_from_one_to_the_other_and_back(queues: tuple[Queue, Queue]) -> None:
-    ran: list[int] = []
-    event = Event()
-    for number in range(40):
-        event = queues[number % 2].call(lambda number=number: ran.append(number), [event])
-    event.wait()
-    assert ran == list(range(40))
 
 
 def test_an_error_travels_and_both_go_on(queues: tuple[Queue, Queue]) -> None:

@@ -32,15 +32,6 @@ def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest
     trim_staging()
 
 
-def test_pageable_memory_is_staged(standin: StandIn, device: HipDevice) -> None:
-    assert there_and_back(device, noise(SIZE)) == ("staged", "staged")
-    assert standin.calls("hipStreamWaitValue32")
-
-
-def test_small_pageable_memory_is_left_to_the_runtime(device: HipDevice) -> None:
-    assert there_and_back(device, noise(1000)) == ("plain", "plain")
-
-
 @pytest.mark.parametrize("device", ["no_wait_value"], indirect=True)
 def test_pageable_memory_is_left_to_a_runtime_that_cannot_wait_for_values(device: HipDevice) -> None:
     assert there_and_back(device, noise(SIZE)) == ("plain", "plain")

@@ -9,21 +9,10 @@ from hip import hip
 from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
-from pinning.plugin import CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
 from pinning_hip import plugin
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
-
-
-def test_all_that_the_interface_knows(standin: StandIn) -> None:
-    assert isinstance(plugin, DescribedPlugin)
-    assert isinstance(DEVICE, LimitedDevice)
-    assert isinstance(DEVICE, CoarseDevice)
-    assert isinstance(DEVICE, CopyDevice)
-    assert DEVICE.lock_limit() is None
-    assert DEVICE.largest_lock > 1 << 50
-    assert DEVICE.coherence == {True, False}
 
 
 def test_slow_pageable_copies_are_said_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,6 @@ from standins.standin import StandIn
 DEVICE = plugin.device(0)
 
 
-def test_the_device_address_is_that_of_the_device_that_locks(standin: StandIn) -> None:
-    memory = Memory(1)
-    addresses = set()
-    for index in range(4):
-        addresses.add(plugin.device(index).data_lock(memory.ptr, PAGE, None))
-        plugin.device(index).data_unlock(memory.ptr)
-    assert len(addresses) == 4
-
-
 @pytest.mark.parametrize("read_only", [False, None, True])
 @pytest.mark.parametrize(("coherent", "flags"), [([], 3), ([True], 3), ([False], 11)])
 def test_registrations_are_for_all_devices_and_coarse_grained_only_where_asked(
@@ -36,25 +27,6 @@ def test_registrations_are_for_all_devices_and_coarse_grained_only_where_asked(
     (call,) = standin.calls("hipHostRegister")
     assert int(call.split()[-1]) == flags
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_newer_releases_detect_memory_pinned_inside_the_range(standin: StandIn) -> None:
-    memory = Memory(3)
-    DEVICE.data_lock(memory.ptr + PAGE, PAGE, None)
-    with pytest.raises(AlreadyPinnedError):
-        DEVICE.data_lock(memory.ptr, 3 * PAGE, None)
-    DEVICE.data_unlock(memory.ptr + PAGE)
-
-
-@pytest.mark.parametrize("side", [-PAGE, PAGE])
-def test_neighbours_in_one_page_do_not_mind_each_other(standin: StandIn, side: int) -> None:
-    memory = Memory(4)
-    ptr = memory.ptr + PAGE + 100
-    DEVICE.data_lock(ptr, PAGE, None)
-    DEVICE.data_lock(ptr + side, PAGE, None)
-    assert standin.registrations() == {(ptr, PAGE), (ptr + side, PAGE)}
-    DEVICE.data_unlock(ptr)
-    DEVICE.data_unlock(ptr + side)
 
 
 def test_advice_for_memory_that_the_runtime_refuses(standin: StandIn) -> None:

@@ -6,10 +6,8 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from hip import hip
 
 from mapped_memory import PAGE, Memory
-from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
 from pinning_hip import plugin
 from standins.standin import StandIn
@@ -21,11 +19,6 @@ DEVICE = plugin.device(0)
 MEMORY = Memory(PAGES)
 
 
-def test_a_device_address_is_no_address_of_the_host(standin: StandIn) -> None:
-    assert DEVICE.is_pinned_ptr(DEVICE.data_lock(MEMORY.ptr, 100, None)) is None
-    DEVICE.data_unlock(MEMORY.ptr)
-
-
 def test_a_size_of_more_than_32_bits(standin: StandIn) -> None:
     size = (5 << 30) + 3
     reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -33,26 +26,6 @@ def test_a_size_of_more_than_32_bits(standin: StandIn) -> None:
     DEVICE.data_lock(large.ptr, size, None)
     assert DEVICE.is_pinned_ptr(large.ptr + size - 1) == PinnedInfo(large.ptr, size, large.ptr + SHIFT)
     DEVICE.data_unlock(large.ptr)
-
-
-def test_memory_of_the_runtimes_own_making(standin: StandIn) -> None:
-    device = DEVICE.allocate(PAGE)
-    host = int(hip.hipHostMalloc(1000, 0)[1])
-    managed = int(hip.hipMallocManaged(1000, 1)[1])
-
-    assert DEVICE.is_pinned_ptr(host + 999) == PinnedInfo(host, 1000, host)
-    assert DEVICE.is_pinned_ptr(host + 1000) is None
-    assert DEVICE.is_pinned_ptr(managed) is None
-    assert DEVICE.is_pinned_ptr(device) is None
-    for release in ("", "silent_duplicates"):
-        standin.configure(release)
-        for ptr, size in ((host, 1000), (host + 1, 10), (host - 10, 20)):
-            with pytest.raises(AlreadyPinnedError):
-                DEVICE.data_lock(ptr, size, False)
-
-    hip.hipHostFree(host)
-    hip.hipFree(managed)
-    DEVICE.free(device)
 
 
 def test_each_device_tells_its_own_address(standin: StandIn) -> None:

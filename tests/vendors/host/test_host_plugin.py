@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from child_process import run_as_ordinary_user, run_in_child
 from mapped_memory import locked_pages, map_apart
 from pinning import PinnedMap
-from pinning.errors import InvalidRangeError, LockLimitError, NotLockedError, PluginUnavailableError, VendorError
-from pinning.plugin import CopyDevice, Device, LimitedDevice, MemoryInfo, MemoryKind, PinnedInfo
+from pinning.errors import InvalidRangeError, LockLimitError, NotLockedError, VendorError
+from pinning.plugin import MemoryInfo, MemoryKind, PinnedInfo
 from pinning_host import plugin
 from pinning_host.device import HostDevice
 
@@ -57,22 +57,6 @@ def device() -> HostDevice:
     return plugin.device(0)
 
 
-class TestPlugin:
-    def test_has_one_device_and_always_the_same(self) -> None:
-        assert plugin.device_count() == 1
-        assert plugin.device(0) is plugin.device(0)
-        assert plugin.device(0).name == "host:0"
-
-    def test_device_offers_everything_that_a_device_can(self, device: HostDevice) -> None:
-        assert isinstance(device, Device)
-        assert isinstance(device, LimitedDevice)
-        assert isinstance(device, CopyDevice)
-
-    def test_no_second_device(self) -> None:
-        with pytest.raises(PluginUnavailableError, match="host:1"):
-            plugin.device(1)
-
-
 class TestLock:
     def test_locks_every_page_it_touches_and_no_other(self, device: HostDevice, arena: Arena) -> None:
         ptr = arena.page(2) - 1
@@ -89,23 +73,6 @@ class TestLock:
         assert arena.locked == {1, 2}
         device.data_unlock(second)
         assert arena.locked == set()
-
-    @pytest.mark.parametrize("sizes", [(1, 3), (3, 1), (2, 2)])
-    def test_users_of_one_base_are_counted(self, device: HostDevice, arena: Arena, sizes: Range) -> None:
-        for size in sizes:
-            device.data_lock(arena.start, size * PAGE, None)
-        device.data_unlock(arena.start)
-        # Either user may be the one left.
-        assert arena.locked == set(range(max(sizes)))
-        device.data_unlock(arena.start)
-        assert arena.locked == set()
-
-    def test_range_inside_another(self, device: HostDevice, arena: Arena) -> None:
-        device.data_lock(arena.start, 8 * PAGE, None)
-        device.data_lock(arena.page(3), PAGE, None)
-        device.data_unlock(arena.start)
-        assert arena.locked == {3}
-        device.data_unlock(arena.page(3))
 
     @pytest.mark.parametrize("access", [mmap.ACCESS_READ, mmap.ACCESS_WRITE, mmap.ACCESS_COPY])
     def test_file_backed_memory(self, device: HostDevice, tmp_path: Path, access: int) -> None:
@@ -126,20 +93,6 @@ class TestLock:
         device.data_unlock(arena.start)
         with pytest.raises(NotLockedError):
             device.data_unlock(arena.start)
-
-    def test_knows_what_it_holds(self, device: HostDevice, arena: Arena) -> None:
-        ptr, size = arena.page(1) + 8, 2 * PAGE
-        assert device.is_pinned_ptr(ptr) is None
-        device.data_lock(ptr, size, None)
-        device.data_lock(arena.page(2), 16, None)
-        for inside in (ptr, ptr + size - 1, arena.page(2)):
-            assert device.is_pinned_ptr(inside) == PinnedInfo(ptr, size, ptr)
-        for outside in (ptr - 1, ptr + size):
-            assert device.is_pinned_ptr(outside) is None
-        device.data_unlock(ptr)
-        assert device.is_pinned_ptr(arena.page(2)) == PinnedInfo(arena.page(2), 16, arena.page(2))
-        device.data_unlock(arena.page(2))
-        assert device.is_pinned_ptr(arena.page(2)) is None
 
 
 class TestFailedLock:
@@ -254,23 +207,6 @@ class TestLimit:
         run_in_child(check)
 
 
-class TestFork:
-    def test_child_holds_nothing_and_the_parent_still_does(self, device: HostDevice, arena: Arena) -> None:
-        def check() -> None:
-            assert device.is_pinned_ptr(arena.start) is None
-            with pytest.raises(NotLockedError):
-                device.data_unlock(arena.start)
-            device.data_lock(arena.page(1), PAGE, None)
-            assert arena.locked == {1}
-            device.data_unlock(arena.page(1))
-            assert arena.locked == set()
-
-        device.data_lock(arena.start, 2 * PAGE, None)
-        run_in_child(check)
-        assert arena.locked == {0, 1}
-        device.data_unlock(arena.start)
-
-
 class TestThreads:
     @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
     def test_many_threads(self, device: HostDevice, seed: int) -> None:
@@ -365,15 +301,6 @@ class TestOneAccount:
 
 
 class TestMemory:
-    def test_copies_bytes_between_host_and_device(self, device: HostDevice) -> None:
-        data = random.Random(0).randbytes(3 * PAGE + 5)
-        back = bytearray(len(data))
-        ptr = device.allocate(len(data))
-        device.copy(ptr, address_of(data), len(data))
-        device.copy(address_of(back), ptr, len(data))
-        device.free(ptr)
-        assert back == data
-
     def test_what_is_known_of_it(self, device: HostDevice) -> None:
         for kind, locked, index in [
             (MemoryKind.HOST, {0, 1}, None),
@@ -398,20 +325,10 @@ class TestMemory:
         device.data_unlock(ptr)
         assert device.is_pinned_ptr(ptr) is None
 
-    def test_free_of_what_was_not_allocated(self, device: HostDevice) -> None:
-        ptr = device.allocate(PAGE)
-        device.free(ptr)
-        for bad in (ptr, 0, ptr + 8):
-            with pytest.raises(InvalidRangeError, match=f"{bad:#x}"):
-                device.free(bad)
-
     @pytest.mark.parametrize(("size", "name"), [(0, "EINVAL"), (1 << 60, "ENOMEM")])
     def test_failed_allocation(self, device: HostDevice, size: int, name: str) -> None:
         with pytest.raises(VendorError, match=f"mmap failed: {name} .*{size} bytes"):
             device.allocate(size)
-
-    def test_description(self, device: HostDevice) -> None:
-        assert device.description == "host memory (mlock)"
 
 
 def address_of(buffer: object) -> int:

@@ -92,27 +92,3 @@ def test_ctrl_c_during_a_copy_waits_for_the_gpu(standin: StandIn) -> None:
     assert ended == ["wait"]
     DEVICE.free(there)
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_the_interpreter_runs_on_during_a_copy(standin: StandIn) -> None:
-    memory = Memory(1)
-    DEVICE.data_lock(memory.ptr, PAGE, False)
-    there = DEVICE.allocate(PAGE)
-    standin.configure("slow_copy")
-    copying = threading.Thread(target=DEVICE.copy, args=(there, memory.ptr, PAGE))
-    copying.start()
-    while not standin.calls("hsa_signal_wait_scacquire"):
-        time.sleep(0.001)
-    assert copying.is_alive()
-    standin.configure()
-    copying.join()
-    DEVICE.free(there)
-    DEVICE.data_unlock(memory.ptr)
-
-
-def test_device_memory_comes_from_the_devices_coarse_grained_pool(standin: StandIn) -> None:
-    there = DEVICE.allocate(12345)
-    DEVICE.free(there)
-    assert standin.calls("hsa_amd_memory_pool_allocate") == ["hsa_amd_memory_pool_allocate 0xd12 12345 0"]
-    with pytest.raises(VendorError, match="HSA_STATUS_ERROR_INVALID_ALLOCATION"):
-        DEVICE.free(there)

@@ -8,22 +8,11 @@ import shutil
 from pathlib import Path
 
 from fake_device import in_threads
-from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
 from pinning.plugin.native_plugin import NativePlugin
 from pinning_hsa import HsaDevice, plugin
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
-
-
-def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
-    assert isinstance(DEVICE, LimitedDevice)
-    assert isinstance(DEVICE, CoarseDevice)
-    assert isinstance(DEVICE, MemoryDevice)
-    assert isinstance(DEVICE, AutomaticLocking)
-    assert DEVICE.lock_limit() is None
-    assert DEVICE.coherence == {True, False}
-    assert isinstance(plugin, DescribedPlugin)
 
 
 def test_the_library_is_named_with_its_version(standin: StandIn) -> None:

@@ -444,29 +444,6 @@ except VendorError as error:
 # ---- the life of a process ----
 
 
-@pytest.mark.parametrize("end", ["", "queue.close()", "import os; os.kill(os.getpid(), 9)"])
-def test_a_process_ends_with_queues_and_events_open(standin: StandIn, end: str) -> None:
-    program = f"""
-from pinning.plugin import MemoryKind
-from pinning.plugin.native import NativeQueue
-from pinning_hsa import plugin
-gpu = plugin.device(0)
-queue = gpu.make_queue()
-source, there = gpu.allocate(4, MemoryKind.HOST), gpu.allocate(4)
-queue.copy(there, source, 4)
-events = [queue.record() for _ in range(3)]
-cycle = [queue, queue.record()]
-cycle.append(cycle)
-queue.wait_value(source, 5)  # never
-queue.copy(there, source, 4)
-events.append(queue.record())
-{end}
-"""
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
-    assert child.stderr == ""
-    assert child.returncode == (-9 if "kill" in end else 0)
-
-
 def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
     standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
 import pytest
@@ -12,8 +11,8 @@ import pinning
 from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
-from pinning.plugin import AutomaticLocking, CopyDevice, DescribedPlugin, Library
-from pinning_ur import UrDevice, UrPlugin, plugin
+from pinning.plugin import DescribedPlugin, Library
+from pinning_ur import UrPlugin, plugin
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
@@ -34,22 +33,6 @@ def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -
     assert int(context, 16) == DEVICE.context
     for i in (0, 1):
         DEVICE.data_unlock(memory.ptr + i * PAGE)
-
-
-def test_devices_of_all_platforms_are_named_and_stay_the_same(standin: StandIn) -> None:
-    assert plugin.name == "ur"
-    assert plugin.device_count() == 3
-    assert [plugin.device(i).name for i in range(3)] == ["ur:0", "ur:1", "ur:2"]
-    assert [plugin.device(i).description for i in range(3)] == [
-        *("Stand-in 0 (Level Zero)", "Stand-in 1 (Level Zero)", "Stand-in 0 (OpenCL)")
-    ]
-    assert plugin.device(2) is plugin.device(2)
-
-
-def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
-    assert isinstance(DEVICE, CopyDevice)
-    assert isinstance(DEVICE, AutomaticLocking)
-    assert DEVICE.coherence == frozenset()
 
 
 def test_a_device_says_whether_its_adapter_can_lock(standin: StandIn) -> None:
@@ -85,19 +68,6 @@ def test_a_platform_has_one_context_and_a_device_one_queue(standin: StandIn) -> 
     contexts = [plugin.device(i).context for i in range(3)]
     assert contexts[0] == contexts[1] != contexts[2]
     assert UrPlugin().device(0).context == contexts[0]
-
-
-@pytest.mark.parametrize("device", [plugin.device(0), plugin.device(2)], ids=["Level Zero", "OpenCL"])
-def test_bytes_go_to_the_device_and_come_back(standin: StandIn, device: UrDevice) -> None:
-    source, target = Memory(1), Memory(1)
-    data = bytes(range(256)) * (PAGE // 256)
-    ctypes.memmove(source.ptr, data, PAGE)
-    there = device.allocate(PAGE)
-    device.copy(there, source.ptr, PAGE)
-    device.copy(target.ptr, there, PAGE)
-    device.free(there)
-    assert ctypes.string_at(target.ptr, PAGE) == data
-    assert {call.split()[2] for call in standin.calls("urEnqueueUSMMemcpy")} == {"1"}  # blocking
 
 
 def test_a_copy_past_the_end_of_an_allocation_is_refused(standin: StandIn) -> None:

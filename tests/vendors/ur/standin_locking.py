@@ -16,10 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import data, integers, sampled_from
 from usm import page_is_locked
 
-import pinning
 from fake_device import Background, in_threads
 from mapped_memory import PAGE, Memory
-from pinning.errors import InvalidRangeError, NotLockedError, VendorError
+from pinning.errors import InvalidRangeError, VendorError
 from pinning_ur import plugin
 from standins.standin import StandIn
 
@@ -46,75 +45,6 @@ def test_a_lock_is_one_registration_of_whole_pages(standin: StandIn) -> None:
     assert standin.registrations() == set()
     assert not page_is_locked(memory.ptr)
     assert (len(standin.calls(REGISTER)), len(standin.calls(UNREGISTER))) == (1, 1)
-
-
-def test_neighbours_in_one_page_share_its_registration(standin: StandIn) -> None:
-    memory = Memory(1)
-    for start in (0, 64, 4000):
-        DEVICE.data_lock(memory.ptr + start, 64, None)
-    assert len(standin.calls(REGISTER)) == 1
-    for start in (0, 4000):
-        DEVICE.data_unlock(memory.ptr + start)
-        assert standin.registrations() == pages(memory, (0, 1))
-    DEVICE.data_unlock(memory.ptr + 64)
-    assert standin.registrations() == set()
-
-
-def test_a_page_at_the_border_belongs_to_both_neighbours(standin: StandIn) -> None:
-    memory = Memory(4)
-    first, second = memory.ptr, memory.ptr + PAGE + 100
-    DEVICE.data_lock(first, PAGE + 100, None)
-    DEVICE.data_lock(second, 2 * PAGE, None)
-    assert standin.registrations() == pages(memory, (0, 2), (2, 4))
-    DEVICE.data_unlock(second)
-    assert standin.registrations() == pages(memory, (0, 2))
-    DEVICE.data_lock(second, 2 * PAGE, None)
-    DEVICE.data_unlock(first)  # its registration cannot shrink
-    assert standin.registrations() == pages(memory, (1, 2), (2, 4))
-    assert [page_is_locked(memory.ptr + page * PAGE) for page in range(4)] == [False, True, True, True]
-    DEVICE.data_unlock(second)
-
-
-def test_a_lock_between_two_neighbours(standin: StandIn) -> None:
-    memory = Memory(5)
-    left, middle, right = memory.ptr, memory.ptr + 100, memory.ptr + 4 * PAGE + 100
-    DEVICE.data_lock(left, 100, None)
-    DEVICE.data_lock(right, 100, None)
-    DEVICE.data_lock(middle, 4 * PAGE, None)
-    assert standin.registrations() == pages(memory, (0, 1), (1, 4), (4, 5))
-    DEVICE.data_unlock(left)
-    DEVICE.data_unlock(right)
-    assert standin.registrations() == pages(memory, (0, 1), (1, 4), (4, 5))
-    DEVICE.data_unlock(middle)
-
-
-def test_a_map_locks_unaligned_neighbours(standin: StandIn) -> None:
-    memory = Memory(3)
-    table = pinning.PinnedMap(DEVICE)
-    for start in range(memory.ptr + 10, memory.ptr + 3 * PAGE - 1000, 1000):
-        assert table.lock(start, 1000) == start
-    assert sum(size for _, size in standin.registrations()) == 3 * PAGE
-    for region in list(table):
-        table.unlock(region.start)
-    assert standin.registrations() == set()
-
-
-def test_nothing_is_locked_at_this_address(standin: StandIn) -> None:
-    memory = Memory(1)
-    DEVICE.data_lock(memory.ptr, PAGE, None)
-    with pytest.raises(NotLockedError, match=f"{memory.ptr + 1:#x}"):
-        DEVICE.data_unlock(memory.ptr + 1)
-    DEVICE.data_unlock(memory.ptr)
-    with pytest.raises(NotLockedError):
-        DEVICE.data_unlock(memory.ptr)
-
-
-def test_memory_that_is_not_there(standin: StandIn) -> None:
-    memory = Memory(2)
-    memory.unmap(1)
-    with pytest.raises(VendorError, match=rf"{REGISTER} failed: UR_RESULT_ERROR_INVALID_VALUE \(4\)"):
-        DEVICE.data_lock(memory.ptr, 2 * PAGE, None)
-    assert standin.registrations() == set()
 
 
 def test_memory_that_is_not_there_is_not_imported(standin: StandIn) -> None:

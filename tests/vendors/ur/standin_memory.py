@@ -34,11 +34,6 @@ def test_a_lock_is_told_by_its_bytes_and_not_by_its_pages(standin: StandIn) -> N
 # ---- connections ----
 
 
-def test_a_device_uses_its_own_memory(standin: StandIn) -> None:
-    assert FIRST.connection(FIRST) is MemoryConnection.UNIFIED
-    assert standin.calls("urUsmP2PEnablePeerAccessExp") == []
-
-
 def test_access_of_another_device_is_enabled_for_it(standin: StandIn) -> None:
     for _ in range(2):  # the second time it is already enabled, by us or another library
         assert FIRST.connection(SECOND) is MemoryConnection.UNIFIED

@@ -6,25 +6,12 @@ from __future__ import annotations
 import pytest
 from usm import host_memory, registered, shared_memory
 
-import pinning
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError
 from pinning_ur import plugin
 from standins.standin import StandIn
 
 DEVICE, OTHER = plugin.device(0), plugin.device(1)
-
-
-def test_a_lock_is_found_by_every_byte_of_it_and_by_no_other(standin: StandIn) -> None:
-    memory = Memory(3)
-    start, size = memory.ptr + 100, 2 * PAGE
-    assert DEVICE.data_lock(start, size, None) == start
-    for byte in (start, start + 1, start + PAGE, start + size - 1):
-        assert DEVICE.is_pinned_ptr(byte) == (start, size, start)
-    for byte in (memory.ptr, start - 1, start + size, memory.ptr + 3 * PAGE):
-        assert DEVICE.is_pinned_ptr(byte) is None
-    DEVICE.data_unlock(start)
-    assert DEVICE.is_pinned_ptr(start) is None
 
 
 def test_the_largest_lock_around_an_address_is_told(standin: StandIn) -> None:
@@ -35,13 +22,6 @@ def test_the_largest_lock_around_an_address_is_told(standin: StandIn) -> None:
     DEVICE.data_unlock(memory.ptr)
     assert DEVICE.is_pinned_ptr(memory.ptr + 1) == (memory.ptr, 2 * PAGE, memory.ptr)
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_memory_that_the_vendor_allocated_is_found(standin: StandIn) -> None:
-    with host_memory(DEVICE, 5000) as ptr:
-        for byte in (ptr, ptr + 1, ptr + 4999):
-            assert DEVICE.is_pinned_ptr(byte) == (ptr, 5000, ptr)
-        assert DEVICE.is_pinned_ptr(ptr + 5000) is None
 
 
 def test_memory_that_someone_else_pinned_is_not_locked_again(standin: StandIn) -> None:
@@ -79,17 +59,6 @@ def test_device_memory_and_shared_memory_cannot_be_locked(standin: StandIn) -> N
     with shared_memory(DEVICE, PAGE) as ptr, pytest.raises(InvalidRangeError, match="shared with a device"):
         DEVICE.data_lock(ptr, PAGE, None)
     assert standin.calls("urUSMHostAllocRegisterExp") == []
-
-
-def test_the_map_takes_in_what_someone_else_pinned(standin: StandIn) -> None:
-    with host_memory(DEVICE, 2 * PAGE) as ptr:
-        table = pinning.PinnedMap(DEVICE)
-        assert table.lock(ptr + 10, PAGE) == ptr + 10
-        (region,) = table
-        assert (region.start, region.size, region.external) == (ptr, 2 * PAGE, True)
-        table.unlock(ptr + 10)
-        assert len(table) == 0
-        assert standin.calls("urUSMHostAllocUnregisterExp") == []
 
 
 def test_devices_of_one_platform_lock_the_same_memory(standin: StandIn) -> None:
