@@ -18,15 +18,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> Iterator[pinning.Device]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    yield device
+def gpu(real_gpu: pinning.Device) -> Iterator[pinning.Device]:
+    yield real_gpu
     gc.collect()
-    arrays.synchronize(device)
-    assert [default_pool(device, kind).used for kind in MemoryKind] == [0, 0, 0]
+    arrays.synchronize(real_gpu)
+    assert [default_pool(real_gpu, kind).used for kind in MemoryKind] == [0, 0, 0]
 
 
 def numbers(*shape: int) -> Any:

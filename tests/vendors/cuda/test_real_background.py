@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import pinning
-from pinning import PluginUnavailableError
-from pinning_cuda import CudaDevice, plugin
+from pinning_cuda import CudaDevice
 
 MIB = 1 << 20
 SIZE = 1024 * MIB
@@ -20,13 +19,8 @@ WAIT = 120
 
 
 @pytest.fixture(scope="module")
-def gpu() -> CudaDevice:
-    try:
-        if plugin.device_count():
-            return plugin.device(0)
-    except PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    pytest.skip("needs an NVIDIA GPU")
+def gpu(real_gpu: CudaDevice) -> CudaDevice:
+    return real_gpu
 
 
 @pytest.fixture(scope="module")

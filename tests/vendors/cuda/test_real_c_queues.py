@@ -13,19 +13,15 @@ import c_api
 from c_copies import Copying, batch, check_order, rows, two_blocks, whole
 from locked_parts import on_pages
 from noise import noise
-from pinning.errors import PluginUnavailableError
 from pinning.plugin.native import NativeQueue
-from pinning_cuda import CudaDevice, plugin
+from pinning_cuda import CudaDevice
 
 BUSY = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def gpu() -> CudaDevice:
-    try:
-        return plugin.device(0)
-    except PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
+def gpu(real_gpu: CudaDevice) -> CudaDevice:
+    return real_gpu
 
 
 @pytest.fixture

@@ -20,21 +20,11 @@ from pinning.plugin import CopyDevice
 MIB = 1 << 20
 
 
-def _gpu() -> CopyDevice:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, CopyDevice)
-    return device
-
-
 @pytest.fixture
-def gpu() -> Iterator[CopyDevice]:
-    device = _gpu()
-    yield device
+def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
+    yield real_gpu
     # Pools that other tests have filled are registered.
-    left = [region for region in pinning.regions(device) if region.references or not region.registered]
+    left = [region for region in pinning.regions(real_gpu) if region.references or not region.registered]
     assert left == [], "a test left something locked"
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import pinning
-
 PROGRAMS = {
     "numba": "with_numba.py",
     "cupy": "with_cupy.py",
@@ -19,12 +17,9 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.usefixtures("real_gpu")
 @pytest.mark.parametrize("library", PROGRAMS)
 def test_it_works_with_memory_of_ours(library: str) -> None:
-    try:
-        pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
     pytest.importorskip(library, reason=f"needs {library}")
     if library == "numba":
         reason = "needs numba-cuda: pip install numba-cuda"

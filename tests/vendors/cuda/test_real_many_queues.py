@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import pinning
-
 PROGRAM = Path(__file__).parent / "many_queues.py"
 SECONDS = float(os.environ.get("PINNING_STRESS_SECONDS", "8"))
 
 
+@pytest.mark.usefixtures("real_gpu")
 @pytest.mark.parametrize("channels", [1, 8, 32])
 @pytest.mark.parametrize("threads", [1, 4, 16, 64])
 def test_it_ends_with_every_byte_right(threads: int, channels: int) -> None:
-    if not any(device.name.startswith("cuda:") for device in pinning.devices()):
-        pytest.skip("needs an NVIDIA GPU")
     environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(channels)}
     command = [sys.executable, str(PROGRAM), str(threads), str(SECONDS), str(channels)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

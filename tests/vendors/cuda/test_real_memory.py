@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pinning
-from pinning import Context, MemoryConnection, MemoryKind, PluginUnavailableError, Pool, Queue, VendorError
+from pinning import Context, MemoryConnection, MemoryKind, Pool, Queue, VendorError
 from pinning_cuda import CudaDevice, plugin
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
@@ -22,11 +22,8 @@ kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 
 
 @pytest.fixture(scope="module")
-def gpus() -> list[CudaDevice]:
-    try:
-        return [plugin.device(index) for index in range(plugin.device_count())]
-    except PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
+def gpus(real_gpu: CudaDevice) -> list[CudaDevice]:
+    return [plugin.device(index) for index in range(plugin.device_count())]
 
 
 @pytest.fixture

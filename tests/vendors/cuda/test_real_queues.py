@@ -16,21 +16,18 @@ import pytest
 
 from fake_device import Background
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
-from pinning.errors import PinningError, PluginUnavailableError, VendorError
+from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning.plugin.native import NativeQueue
-from pinning_cuda import CudaDevice, plugin
+from pinning_cuda import CudaDevice
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def gpu() -> CudaDevice:
-    try:
-        return plugin.device(0)
-    except PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
+def gpu(real_gpu: CudaDevice) -> CudaDevice:
+    return real_gpu
 
 
 @pytest.fixture
