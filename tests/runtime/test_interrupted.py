@@ -58,7 +58,7 @@ def run(environment: Environment, program: str, *arguments: object) -> None:
 
 def sample_of(scenario: str) -> tuple[int, int]:
     """The first bytecode and the step: all bytecodes, unless there are thousands that write files or copy much."""
-    return (1 + TODAY % 7, 7) if scenario in ("save_and_load", "copy_over_links") else (1, 1)
+    return (1 + TODAY % 7, 7) if scenario in ("save_and_load", "copy_over_links", "copy_arrays") else (1, 1)
 
 
 pytestmark = pytest.mark.timeout(TIMEOUT + 60)

@@ -25,6 +25,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import in_threads
 from made_up_pci import make_machine
+from noise import noise
 from pinning import PinningError, PluginUnavailableError, VendorError, arrays
 from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
@@ -52,10 +53,6 @@ def joined(standin: StandIn) -> Iterator[None]:
     pending._seen.clear()  # else queues that are gone make the next test's peers look busy
 
 
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
-
-
 def at_once(size: int, links: object, locked: bool, to_device: bool = True) -> tuple[pinning.Copy, bool]:
     """A copy of `size` bytes to the device or back, and whether every byte is right."""
     source = noise(size)
@@ -77,8 +74,10 @@ def at_once(size: int, links: object, locked: bool, to_device: bool = True) -> t
 
 @pytest.mark.parametrize("to_device", [True, False])
 @pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("links", ["idle", ["cuda:3"], ["cuda:1", "cuda:2", "cuda:7"]])
-@pytest.mark.parametrize("size", [64 * MIB, 100 * MIB + 13])
+@pytest.mark.parametrize(
+    ("size", "links"),
+    [(64 * MIB, ["cuda:3"]), (100 * MIB + 13, "idle"), (100 * MIB + 13, ["cuda:1", "cuda:2", "cuda:7"])],
+)
 def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: bool) -> None:
     copy, right = at_once(size, links, locked, to_device)
     assert right
