@@ -180,6 +180,10 @@ def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
     assert (device.count("data_lock"), device.count("data_unlock")) == (2, 1)
     assert pinning.give_back_idle() == SIZE
     assert device.locked == {}
+    pinning.lock(array, device=device).unlock()
+    pinning.pinned_map(device).register(array.ctypes.data + 8, 8, 0)
+    assert device.locked == {}, "what is idle gives way to a registration"
+    pinning.pinned_map(device).unregister(array.ctypes.data + 8)
 
 
 def whole_file(folder: Path) -> object:
@@ -268,6 +272,8 @@ def test_what_exceeds_the_budget_is_not_kept(device: FakeDevice) -> None:
     locks[1].unlock()  # now there is room for it
     assert pinning.budget().idle == SIZE
     assert device.count("data_unlock") == 1
+    pinning.budget(idle=SIZE - 1)
+    assert device.locked == {}, "more than may be idle from now on"
 
 
 def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:

@@ -621,128 +621,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
   expect(met(), "no memory has left while it was locked");
 }
 
-// ---- idle regions and the budget ----
-
-template <class Error, class Call>
-std::string refusal(Call&& call, char const* what) {
-  try {
-    call();
-  } catch (Error const& refused) {
-    return refused.what();
-  }
-  fail(what);
-}
-
-void relock_of_what_is_idle() {
-  Vendor vendor;
-  Budget budget;
-  budget.set(Budget::unlimited, 0x10000);
-  PinnedMap map(vendor, budget);
-  Hold const first = map.lock(0x1000, 0x1000);
-  map.unlock(first, true);
-  expect(vendor.unlocks == 0 && !map.find(0x1000) && map.size() == 0 && map.regions().empty(), "an idle region is shown");
-  expect(!map.holds(first), "a lock given up is held once its region is idle");
-  expect(map.find_registered(0x1000)->idle && map.regions(true).size() == 1, "an idle region is nowhere");
-  refusal<pinning::NotLocked>([&] { map.unlock(0x1000); }, "what is idle is unlocked");
-  expect(!map.unlock(first), "what is idle is unlocked");
-  Hold const part = *map.try_lock(0x1800, 0x10);
-  expect(vendor.locks == 1 && part.device_ptr == 0x1800 + locked_offset, "a relock calls the vendor");
-  expect(map.find(0x1000)->references == 1 && !map.holds(first), "a relock is counted with the locks of before");
-  Hold const tracked = *map.track(0x1000, 0x1000);
-  map.unlock(0x1000);
-  map.unlock(tracked.serial == part.serial ? part : first);
-  expect(map.find_registered(0x1000)->idle && budget.figures().idle == 0x1000, "who unlocks last decides anew");
-  map.lock(0x1800, 0x1000);
-  expect(vendor.unlocks == 1 && map.find(0x1800)->size == 0x1000, "what is idle is in the way of a lock");
-  map.register_pinned(0x9000, 0x1000, 0);
-  expect(!map.give_back_idle(0x1800), "a locked region is given back");
-  map.unlock(map.lock(0x1800, 1));
-  map.unlock(0x1800);
-  expect(vendor.held() == 0 && budget.figures().locked == 0, "kept though nobody asked for it");
-  map.unlock(map.lock(0x4000, 0x1000), true);
-  map.register_pinned(0x4800, 0x1000, 0);
-  expect(vendor.held() == 0, "what is idle is in the way of a registration");
-  map.unlock(map.lock(0x2000, 0x1000), true);
-  expect(map.give_back_idle(0x2000) && vendor.held() == 0 && budget.figures().idle == 0, "idle for ever");
-  map.unlock(map.lock(0x100000, 0x20000), true);
-  expect(vendor.held() == 0, "kept beyond what may be idle");
-  map.unlock(map.lock(0x2000, 0x10), true);
-  budget.set(Budget::unlimited, 0);
-  expect(vendor.held() == 0 && budget.figures().external == 0x2000, "kept though nothing may be idle any more");
-}
-
-void idle_memory_leaves() {
-  Vendor vendor;
-  Budget budget;
-  budget.set(0x3000, 0x3000);
-  PinnedMap map(vendor, budget);
-  map.unlock(map.lock(0x1000, 0x1000), true);
-  map.unlock(map.lock(0x2000, 0x2000, {}, 0x1000), true);
-  map.invalidate(0x1800, 1);
-  map.invalidate(0x2000, 0x1000);
-  expect(!map.try_lock(0x1000, 1) && !map.find_registered(0x2000) && vendor.unlocks == 0, "what has left is idle");
-  map.lock(0x8000, 0x1000);  // needs the room of one of them
-  expect(vendor.held() == 3 && budget.figures().idle == 0x2000, "not the longest idle region went");
-  map.lock(0x2000, 0x1000);
-  expect(map.find(0x2000) && budget.figures().locked == 0x2000 && budget.figures().idle == 0, "what has left is in the way");
-  map.clear();
-  expect(vendor.held() == 0 && budget.figures().locked == 0, "something stays locked");
-}
-
-void a_refused_eviction() {
-  Vendor vendor;
-  Budget budget;
-  budget.set(0x2000, 0x2000);
-  PinnedMap map(vendor, budget);
-  map.unlock(map.lock(0x1000, 0x2000, {}, 0x800), true);
-  auto const refuse_at = [&](Address ptr) {
-    vendor.hold(ptr);
-    return std::jthread([&] {
-      vendor.wait_for_caller();
-      vendor.release(true);
-    });
-  };
-  {
-    auto const gate = refuse_at(0x2800);
-    refusal<Refused>([&] { map.lock(0x2000, 0x1800); }, "locked beside what the vendor has not unlocked");
-  }
-  expect(map.find_registered(0x1000) && budget.figures().idle == 0x2000, "idle no more after a refusal");
-  {
-    auto const gate = refuse_at(0x2000);  // after 0x2800
-    refusal<pinning::LockLimit>([&] { map.lock(0x8000, 0x1000); }, "locked beyond the budget");
-  }
-  expect(budget.figures().locked == 0x1800 && budget.figures().idle == 0x1800, "a wrong account of what is half unlocked");
-  map.lock(0x1000, 0x1000);  // its remaining pieces are unlocked first
-  expect(vendor.held() == 1 && budget.figures().locked == 0x1000, "what was half unlocked is in the way");
-  map.unlock(0x1000);
-}
-
-void the_budget_is_for_all_maps() {
-  Vendor one, other;
-  Budget budget;
-  budget.set(0x4000, 0x4000);
-  PinnedMap first(one, budget), second(other, budget);
-  for (Address ptr : {0x1000, 0x2000}) first.unlock(first.lock(ptr, 0x1000), true);
-  second.unlock(second.lock(0x1000, 0x1000), true);
-  first.lock(0x1000, 0x1000);  // now the most recently used
-  second.lock(0x8000, 0x2000);
-  expect(one.unlocks == 1 && first.find(0x1000) && !first.find_registered(0x2000), "not the longest idle region went");
-  expect(other.unlocks == 0 && budget.figures().locked == 0x4000, "more went than the budget asked for");
-  std::string const said =
-      refusal<pinning::LockLimit>([&] { first.lock(0x9000, 0x2000); }, "locked beyond the budget");
-  expect(said.find("locking 8192 bytes (8 KiB) is more than the budget of this process allows: 16384 bytes") !=
-             std::string::npos, "a refusal without figures");
-  expect(second.find_registered(0x1000) && one.locks == 2, "a lock that cannot fit has cost something");
-  first.lock(0x9000, 0x1000);
-  expect(other.unlocks == 1 && budget.figures().locked == 0x4000, "what is idle is not given back");
-  first.register_pinned(0x20000, 0x4000, 0);
-  second.unlock(0x8000);
-  refusal<pinning::LockLimit>([&] { second.lock(0x8000, 1); }, "what others have pinned does not count");
-  first.unregister(0x20000);
-  second.lock(0x8000, 0x2000);
-  first.clear(), second.clear();
-  expect(budget.figures().locked == 0 && budget.figures().external == 0, "a wrong account of nothing");
-}
+// ---- the budget ----
 
 void a_lock_waits_for_the_room_that_an_unlock_makes() {
   for (bool const idle : {false, true}) {
@@ -772,23 +651,6 @@ void a_lock_waits_for_the_room_that_an_unlock_makes() {
     unlocking.join(), locking.join(), destroying.join();
     expect(map.find(0x8000).has_value() && one.held() == 0, "not locked though there is room");
   }
-}
-
-/// The vendor has less room than the budget.
-void a_refused_lock_is_tried_once_more() {
-  Vendor vendor;
-  Budget budget;
-  budget.set(Budget::unlimited, Budget::unlimited);
-  PinnedMap map(vendor, budget);
-  map.unlock(map.lock(0x1000, 0x1000), true);
-  map.unlock(map.lock(0x2000, 0x1000), true);
-  vendor.hold(0x8000);
-  std::jthread gate([&] {
-    vendor.wait_for_caller();
-    vendor.release(true);
-  });
-  map.lock(0x8000, 0x800);
-  expect(map.find(0x8000) && !map.find_registered(0x1000) && map.find_registered(0x2000), "a refused lock gives up early");
 }
 
 /// Idle memory leaves as long as the vendor has no room, also if each region that leaves is not enough for it.
@@ -1239,12 +1101,7 @@ int main(int argc, char** argv) {
   clear_ends_what_grows();
   clear_while_others_make_quick_calls();
   tell_of_many();
-  relock_of_what_is_idle();
-  idle_memory_leaves();
-  a_refused_eviction();
-  the_budget_is_for_all_maps();
   a_lock_waits_for_the_room_that_an_unlock_makes();
-  a_refused_lock_is_tried_once_more();
   a_lock_without_room_is_tried_again();
   flicker(time / 4);
   paced(time / 4, seed);
