@@ -17,7 +17,6 @@ import pytest
 
 import pagetable
 from pagetable import AbsentError, OverlapError, PageTable, RangeError, Region
-from reference_table import ReferencePageTable
 
 PAGE = 4096
 TOP = 2**64
@@ -220,24 +219,6 @@ def test_ids_are_small_unique_and_used_again(table: PageTable) -> None:
 # ---- a crowded cell ----
 
 
-@pytest.mark.parametrize("cell", [256, PAGE, 2**21, 2**30, 2**40], ids="{:#x}".format)
-@pytest.mark.parametrize("base", [0, 2**46, 2**47, TOP - 2**40], ids="{:#x}".format)
-def test_from_one_to_twenty_regions_in_a_cell_and_back(table: PageTable, cell: int, base: int) -> None:
-    step = cell // 20
-    model = ReferencePageTable()
-    asked = numpy.array([base + i * step + off for i in range(20) for off in (0, 1, step - 2, step - 1)], numpy.uint64)
-    order = [(7 * i) % 20 for i in range(20)]
-    for i in order:
-        table.insert(base + i * step, step - 1)
-        model.insert(base + i * step, step - 1)
-        assert table.contains_many(asked).tolist() == model.contains_many(asked).tolist()
-    for i in reversed(order):
-        table.remove(base + i * step)
-        model.remove(base + i * step)
-        assert table.contains_many(asked).tolist() == model.contains_many(asked).tolist()
-    assert list(table) == []
-
-
 @pytest.mark.parametrize("cell", [PAGE, 2**21, 2**30], ids="{:#x}".format)
 @pytest.mark.parametrize("shared", ["first", "last", "both"])
 def test_a_region_of_a_cells_size_that_straddles_two_cells(table: PageTable, cell: int, shared: str) -> None:
@@ -420,69 +401,6 @@ def test_other_threads_run_during_a_batch(
 def test_other_threads_do_not_run_during_a_lookup(ten_pages: PageTable) -> None:
     """Shows that the test above can fail."""
     assert not runs_meanwhile(lambda: [ten_pages.find(0) for _ in range(1000)], times=50)
-
-
-@pytest.mark.parametrize("middle", [2**47 - 2**21, 2**47])  # start of the flat part's last big page; end of that part
-def test_readers_are_right_while_another_thread_writes(table: PageTable, middle: int) -> None:
-    """Every third region stays, every third is never there, and the rest come and go with changing sizes."""
-    step, count = 3 * PAGE, 300
-    base = middle - count // 2 * step
-    for i in range(count):
-        table.insert(base + i * step, PAGE)
-    starts = base + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(step)
-    ids = table.find_many(starts)
-    stop = threading.Event()
-    wrong: list[str] = []
-
-    def read() -> None:
-        rounds = 0
-        while not stop.is_set() or rounds == 0:
-            rounds += 1
-            if (table.find_many(starts + numpy.uint64(PAGE - 1)) != ids).any():
-                wrong.append("a region that stays was not found")
-            if table.contains_many(starts + numpy.uint64(2 * PAGE)).any():
-                wrong.append("a region that never was is found")
-            i = rounds % count
-            region = table.find(int(starts[i]) + PAGE)
-            if region is not None and not (region.start == int(starts[i]) + PAGE and 0 < region.size <= PAGE):
-                wrong.append(f"{region} was never inserted")
-            if not count <= len(list(table)) <= 2 * count:
-                wrong.append("iteration missed a region that stays")
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for round in range(1, 41):
-        for i in range(count):
-            table.insert(int(starts[i]) + PAGE, PAGE // round)
-        for i in range(count):
-            table.remove(int(starts[i]) + PAGE)
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-    assert len(table) == count
-
-
-def test_many_writers(table: PageTable) -> None:
-    """Of the threads that insert the same region, one succeeds and the others get an error; no region is lost."""
-    won: list[int] = []
-
-    def write() -> None:
-        for i in range(2000):
-            try:
-                table.insert(i * 100, 60)
-            except OverlapError:
-                continue
-            won.append(i)
-
-    writers = [threading.Thread(target=write) for _ in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert sorted(won) == list(range(2000))
-    assert [region.start for region in table] == list(range(0, 200_000, 100))
 
 
 # ---- little address space ----
