@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy
 
+import c_api
 import pinning
 from pinning.conformance.allocations import FREE
+from pinning.errors import VendorError
 from pinning.plugin.native import NativeQueue
+from standins.standin import StandIn
 
 
 def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
@@ -27,6 +32,23 @@ def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
     event.seconds_since(event)
     queue.synchronize()
     assert queue.done()
+
+
+def failing_in_turn(standin: StandIn, act: Callable[[], object]) -> Iterator[Exception | None]:
+    """Act with each driver call failing in turn, then with none; yields each run's error."""
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:999")
+        refused = None
+        try:
+            act()
+        except (VendorError, MemoryError, c_api.StatusError) as error:
+            refused = error.with_traceback(None)  # whose frames would keep what was allocated
+        calls = standin.calls()
+        standin.configure()
+        yield refused
+        if n > len(calls):
+            assert refused is None
+            return
 
 
 def there_and_back(device: Any, array: numpy.ndarray) -> tuple[str, str]:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 
 import numpy
 import pytest
@@ -16,6 +15,7 @@ import pinning
 from noise import noise
 from pinning.errors import VendorError
 from standins.standin import StandIn
+from standins.work import failing_in_turn
 
 BLOCK = 4096
 TURN = 16 << 20
@@ -201,23 +201,6 @@ def test_from_c_in_a_stream(standin: StandIn, queue: pinning.Queue, inwards: boo
             pinning.copy(target, there, queue=queue)
     assert (target == expected).all()
     standin.configure()
-
-
-def failing_in_turn(standin: StandIn, copy: Callable[[], None]) -> Iterator[Exception | None]:
-    """Run a copy with each of its driver calls failing in turn, then with none; yields each run's error."""
-    for n in count(1):
-        standin.configure(f"fail=*:{n}:{UNKNOWN}")
-        refused = None
-        try:
-            copy()
-        except (VendorError, c_api.StatusError) as error:
-            refused = error
-        calls = standin.calls()
-        standin.configure()
-        yield refused
-        if n > len(calls):
-            assert refused is None
-            return
 
 
 def test_from_c_with_each_call_failing(standin: StandIn, queue: pinning.Queue) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +30,14 @@ from pinning.files import snapshot as snapshots
 from pinning.memory import default_pool
 from pinning.queues import default_queue
 from standins.standin import StandIn
+from standins.work import failing_in_turn
 
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
 
 
 @pytest.fixture
-def queue(standin: StandIn) -> Iterator[pinning.Queue]:
-    with pinning.Queue("cuda:0") as queue:
-        yield queue
-    gc.collect()
-    arrays.synchronize("cuda:0")
-    arrays.default_stream("cuda:0").close()
-    default_pool(queue.device, MemoryKind.DEVICE).trim_to(0)
-    pinning.copies.trim_staging()
+def queue(other: pinning.Queue) -> pinning.Queue:
+    return other
 
 
 def some_arrays() -> dict[str, numpy.ndarray]:
@@ -172,20 +166,9 @@ def test_where_nothing_can_be_staged(queue: pinning.Queue, file: Path, monkeypat
 
 def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinning.Queue, file: Path) -> None:
     with pinning.alloc(SIZE, device="cuda:0") as there:
-        for n in count(1):
-            standin.configure(f"fail=*:{n}:{UNKNOWN}")
-            refused = None
-            try:
-                pinning.copy_file(there, file, queue=queue)
-            except pinning.VendorError as error:
-                refused = error
-            calls = standin.calls()
-            standin.configure()
+        for _ in failing_in_turn(standin, lambda: pinning.copy_file(there, file, queue=queue)):
             with suppress(pinning.VendorError):  # the unreported error of a query
                 queue.synchronize()
-            if n > len(calls):
-                assert refused is None
-                break
         pinning.copy_file(there, file, queue=queue)
         assert (fetch(there, queue) == noise(SIZE)).all()
     assert eventually(lambda: descriptors_of(file) == 0)
@@ -260,31 +243,24 @@ def test_each_call_failing_in_a_load_for_two(
     path = tmp_path / "a.safetensors"
     pinning.save_file(whole, path)
     plans = {f"cuda:{i}": {"0": ..., "1": shard(1, i, 2)} for i in (0, 1)}
-    failed = set()
-    for n in count(1):
-        standin.configure(f"fail=*:{n}:{UNKNOWN}")
-        found = None
-        with suppress(pinning.VendorError, MemoryError):
-            found = pinning.load_file(path, plans, framework="pinning")
-        calls = standin.calls()
-        standin.configure()
+    failed: set[str] = set()
+    found: dict[str, Any] = {}
+    for error in failing_in_turn(standin, lambda: found.update(pinning.load_file(path, plans, framework="pinning"))):
         for name in plans:
             with suppress(pinning.VendorError):  # the error of a query
                 default_queue(name).synchronize()
-        if found is None:
-            failed.add(calls[n - 1].split()[0])
-        else:
+        if isinstance(error, pinning.VendorError):
+            failed.add(error.call)
+        elif error is None:
             for i, name in enumerate(plans):
                 assert (found[name]["0"].copy_to_host() == whole["0"]).all()
                 assert (found[name]["1"].copy_to_host() == numpy.split(whole["1"], 2, axis=1)[i]).all()
-        del found
+        found.clear()
         gc.collect()
         for i in (0, 1):
             arrays.synchronize(f"cuda:{i}")
             default_pool(pinning.device(f"cuda:{i}"), MemoryKind.DEVICE).trim_to(0)
         assert eventually(lambda: descriptors_of(path) == 0)
-        if n > len(calls):
-            break
     assert any(call.startswith("cuMemAlloc") for call in failed)
 
 
