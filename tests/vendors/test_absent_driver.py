@@ -30,6 +30,22 @@ TOO_OLD = [
     ("hsa", "libhsa-runtime64.so.1", "int hsa_init(void) { return 0; }", "hsa_status_string"),
     ("ur", "libur_loader.so.0", "", "urLoaderInit"),
 ]
+DOES_NOT_START = [
+    ("cuda", "devices=0", ["CUDA_ERROR_NO_DEVICE (100)", "no NVIDIA GPU", "CUDA_VISIBLE_DEVICES"]),
+    ("cuda", "fail=cuInit:1:3", ["CUDA_ERROR_NOT_INITIALIZED (3)", "fork", "spawn"]),
+    ("cuda", "fail=cuInit:1:34", ["CUDA_ERROR_STUB_LIBRARY (34)", "stub"]),
+    ("cuda", "fail=cuInit:1:803", ["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "reboot"]),
+    ("cuda", "fail=cuInit:1:999", ["CUDA_ERROR_UNKNOWN (999)", "nvidia-smi"]),
+    ("hsa", "gpus=0", ["no AMD GPU", "rocminfo", "ROCR_VISIBLE_DEVICES"]),
+    ("hsa", f"fail=hsa_init:1:{0x1008}", ["HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)"]),
+    ("hsa", f"fail=hsa_init:1:{0x1000}", ["HSA_STATUS_ERROR (4096)", "rocminfo", "dmesg"]),
+    ("hsa", "fail=hsa_init:1:77", ["unknown (77)"]),
+    ("ur", "fail=urLoaderInit:1:37", ["urLoaderInit failed: UR_RESULT_ERROR_UNINITIALIZED (37)", "UR_LOG_LOADER"]),
+    ("ur", "fail=urAdapterGet:1:20", ["urAdapterGet failed: UR_RESULT_ERROR_DEVICE_LOST (20)"]),
+    ("ur", "fail=urAdapterGetInfo:1:20", ["urAdapterGetInfo failed: UR_RESULT_ERROR_DEVICE_LOST (20)"]),
+    ("ur", "adapters=0", ["no adapter", "UR_LOG_LOADER"]),
+    ("ur", "devices=0", ["no device", "(Level Zero)", "OCL_ICD_FILENAMES", "/dev/dri"]),
+]
 Folder = Callable[[str], Path]
 
 
@@ -53,6 +69,16 @@ def test_importing_loads_no_library(vendor: str, library: str) -> None:
 @pytest.mark.parametrize(("vendor", "two"), TWO.items(), ids=list(TWO))
 def test_a_library_that_starts(folder: Folder, vendor: str, two: str) -> None:
     assert run(count_of(f"pinning_{vendor}"), VENDORS[vendor].run.driver.environment(folder(vendor), two)) == "2\n"
+
+
+@pytest.mark.parametrize(("vendor", "configuration", "words"), DOES_NOT_START)
+def test_a_library_that_does_not_start_says_why(
+    folder: Folder, vendor: str, configuration: str, words: list[str]
+) -> None:
+    environment = VENDORS[vendor].run.driver.environment(folder(vendor), configuration)
+    said = run(count_of(f"pinning_{vendor}"), environment)
+    assert said.startswith("unavailable:")
+    assert [word for word in words if word not in said] == []
 
 
 @pytest.mark.parametrize(("vendor", "failure"), NOT_READY)
