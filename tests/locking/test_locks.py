@@ -571,35 +571,6 @@ def test_progress_tells_of_pages_brought_in_and_what_it_raises_leaves_nothing_lo
     mapped.close()
 
 
-def test_a_lock_of_what_someone_else_has_unpinned_is_no_longer_held(device: FakeDevice) -> None:
-    values = np.zeros(100)
-    device.foreign = {address_of(values): 800}
-    stale = pinning.lock(values, device=device)
-    device.foreign.clear()
-    (gone,) = pinning.pinned_map(device).refresh()
-    assert (gone.start, gone.size) == (address_of(values), 800)
-    assert not stale.held
-    assert stale.region is None
-    with pytest.raises(NotLockedError):
-        pinning.unlock(values, device=device)
-    with pinning.lock(values, device=device) as lock:
-        stale.unlock()
-        assert lock.held
-        assert device.locked == {lock.ptr: 800}
-
-
-@pytest.mark.parametrize("method", ["data_lock", "data_unlock"])
-def test_ctrl_c_inside_the_vendor_call_leaves_nothing_locked(device: FakeDevice, method: str) -> None:
-    lock = None
-    with pytest.raises(KeyboardInterrupt):
-        device.fail(KeyboardInterrupt(), calls_before=0 if method == "data_lock" else 1)
-        lock = pinning.lock(bytearray(100), device=device)
-        lock.unlock()
-        threading.Event().wait(WAIT)  # Ctrl-C in data_unlock is raised again once the unlock is settled
-    assert device.locked == {}
-    assert lock is None or not lock.held
-
-
 # ---- what other parts of a program may do ----
 
 
