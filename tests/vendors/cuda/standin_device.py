@@ -18,7 +18,7 @@ from pinning.cli import doctor_view
 from pinning.cli.doctor import run as examine
 from pinning.errors import VendorError
 from pinning.machine import topology
-from pinning.plugin import LinkedDevice
+from pinning.plugin import LinkedDevice, MemoryKind
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
@@ -57,6 +57,7 @@ def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
         lambda: DEVICE.data_unlock(memory.ptr),
         lambda: DEVICE.copy(there, memory.ptr, PAGE),
         lambda: DEVICE.free(there),
+        *(lambda kind=kind: DEVICE.free(DEVICE.allocate(100, kind), kind) for kind in MemoryKind),
     ):
         standin.configure()
         act()

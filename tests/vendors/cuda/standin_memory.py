@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-import pytest
 from cuda.bindings import driver as cuda
 
 from fake_device import Background
-from pinning.errors import VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 GPU = plugin.device(0)
-
-
-@pytest.fixture(params=MemoryKind, ids=lambda kind: kind.value)
-def kind(request: pytest.FixtureRequest) -> MemoryKind:
-    return request.param  # type: ignore[no-any-return]
 
 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
@@ -29,20 +22,6 @@ def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
     assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
     assert cuda.cuDevicePrimaryCtxGetState(3)[2] == 0
     GPU.free(ptr)
-
-
-def test_another_librarys_context_is_left_current(standin: StandIn, kind: MemoryKind) -> None:
-    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
-    cuda.cuCtxPushCurrent(theirs)
-    ptr = GPU.allocate(100, kind)
-    info = GPU.memory_info(ptr)
-    assert info and info.device == (None if kind is HOST else 0)
-    GPU.free(ptr, kind)
-    with pytest.raises(VendorError):
-        GPU.free(ptr, kind)
-    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
-    cuda.cuCtxPopCurrent()
-    cuda.cuDevicePrimaryCtxRelease(3)
 
 
 # ---- connections ----

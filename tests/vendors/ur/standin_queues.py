@@ -14,7 +14,6 @@ from pinning.conformance.faults import eventually
 from pinning.conformance.holding import Buffer
 from pinning.errors import PinningError
 from pinning.plugin import MemoryKind
-from pinning.plugin.native import NativeQueue
 from pinning_ur import UrDevice, plugin
 from standins.libur import live
 from standins.standin import StandIn
@@ -47,15 +46,6 @@ def test_a_device_that_calls_no_functions_says_so(standin: StandIn, device: UrDe
     standin.configure("no_host_task")
     with pytest.raises(PinningError, match=rf"queues of {device.name} cannot call functions.*in a thread of your own"):
         queue.call(FREE, 0)
-    assert standin.calls() == []
-
-
-def test_no_queue_waits_for_values(standin: StandIn, queue: NativeQueue) -> None:
-    assert not queue.waits_for_values
-    standin.configure()
-    for act in (lambda: queue.wait_value(8, 1), lambda: queue.write_value(8, 1)):
-        with pytest.raises(PinningError, match=r"queues of ur:0 cannot wait for values.*use events"):
-            act()
     assert standin.calls() == []
 
 
