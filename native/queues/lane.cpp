@@ -114,6 +114,21 @@ Event Lane::submit_uncaptured(std::unique_ptr<Operation> operation, Events const
   return event;
 }
 
+bool Lane::submit_point_at_once(Event& event) {
+  bool const polls = submitted_.load(std::memory_order_relaxed) + 1 - polled_.load(std::memory_order_relaxed) >= poll_every;
+  if (shared_ || polls || !try_lock()) return false;
+  std::lock_guard<Lane> const submitting(*this, std::adopt_lock);
+  if (closing_ || closed_ || depth_ != 1) return false;
+  std::list<Kept> none;
+  std::list<Marker> no_marker;
+  std::shared_ptr<VendorEvent> recorded;
+  std::shared_ptr<Place> place = begin(nullptr, false, recorded);
+  if (place == nullptr) place = std::make_shared<Place>(shared_from_this());
+  std::uint64_t const position = end(none, no_marker, place, nullptr);
+  event = Event(std::move(place), position);
+  return true;
+}
+
 Event Lane::record() {
   check_uncaptured("an event cannot stand in a graph");
   Event event = submit_uncaptured(nullptr, {});

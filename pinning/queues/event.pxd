@@ -15,7 +15,7 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
     cppclass CEvent "pinning::Event":
         CEvent() noexcept
         cbool is_over() noexcept
-        cbool is_only() noexcept
+        cbool is_last_user() noexcept
         uint64_t position() noexcept
         void make_askable(cbool block) except +raise_in_python
         cbool ask(cbool block, Meanwhile meanwhile) except +raise_in_python

@@ -54,8 +54,8 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         self.settled = True  # until it is submitted
 
     def __dealloc__(self):
-        if self.native.is_only():
-            with nogil:  # the vendor's event goes back
+        if self.native.is_last_user():
+            with nogil:
                 self.native = CEvent()
 
     def __init__(self) -> None:

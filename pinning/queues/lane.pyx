@@ -98,6 +98,8 @@ cdef class Lane:
 
     def check_uncaptured(self, what):
         """Raise GraphCaptureError, with `what` as the reason, while the stream is being captured."""
+        if not self.native.get().is_shared():
+            return
         cdef bytes reason = what.encode()
         cdef const char* text = reason
         with nogil:
@@ -107,9 +109,10 @@ cdef class Lane:
 
     cdef uint64_t capture(self) except? 0:
         """The capture whose graph records what is submitted; 0 if there is none."""
-        cdef uint64_t capture
-        with nogil:
-            capture = self.native.get().capture()
+        cdef uint64_t capture = 0
+        if self.native.get().is_shared():
+            with nogil:
+                capture = self.native.get().capture()
         return capture
 
     cdef put(self, Event event, object work, CEvents& after, tuple keep):
@@ -128,8 +131,9 @@ cdef class Lane:
             operation.reset(new PythonOperation(<PyObject*>work, <PyObject*>keep, <PyObject*>self.vendor, own, written,
                                                 unknown, is_work, &submit_work, &work_keeps))
         try:
-            with nogil:
-                event.native = self.native.get().submit_uncaptured(move(operation), after)
+            if operation.get() is not NULL or not after.empty() or not self.native.get().submit_point_at_once(event.native):
+                with nogil:
+                    event.native = self.native.get().submit_uncaptured(move(operation), after)
             event.lane, event.timeline = self, self.timeline
             event.settled = False
             if event.sources:

@@ -162,7 +162,7 @@ cdef class Submitter:
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
         self.check()
         cdef Lane first = self.lanes[0]
-        cdef uint64_t capture = first.capture() if first.native.get().is_shared() else 0
+        cdef uint64_t capture = first.capture()
         if capture != 0:
             return self.record_in_graph(first, capture, event, work, wait_for, kept)
         cdef CEvents after, nothing  # events of this vendor, which `all_waits` keeps

@@ -80,7 +80,8 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
     auto step = std::make_unique<Step>(buffers[i + 1], source, value, false);
     if (chance() % 3 == 0) {  // the event of all so far instead
       lane.submit(std::move(step), after);
-      before = lane.record();
+      Event end;
+      before = lane.submit_point_at_once(end) ? end : lane.record();
     } else {
       before = lane.submit(std::move(step), after);
       Span const written{address(buffers[i + 1].data()), address(buffers[i + 1].data() + bytes)};

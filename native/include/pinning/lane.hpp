@@ -85,8 +85,10 @@ class Event {
   std::uint64_t position() const noexcept { return position_; }
   /// Nothing if it is not the end of a copy that `Lane::submit` has returned.
   std::optional<How> const& how() const noexcept { return how_; }
-  /// Whether this is the only one at its place, so that destroying it may return an event to the vendor.
-  bool is_only() const noexcept { return place_.use_count() == 1; }
+  /// Whether destroying it may return an event or a queue to the vendor.
+  bool is_last_user() const noexcept {
+    return place_.use_count() == 1 && (place_->vendor_ != nullptr || place_->lane_.use_count() == 1);
+  }
 
  private:
   friend class Lane;
@@ -141,6 +143,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void check_uncaptured(char const* what);
   /// Submit any operation, or with null only a point, to a queue that is not under capture: the caller has asked.
   PINNING_API Event submit_uncaptured(std::unique_ptr<Operation> operation, Events const& after);
+  /// Submit a point, if that takes no call of the vendor and no wait, so that the caller may have the GIL.
+  PINNING_API bool submit_point_at_once(Event& event);
   /// From now on others submit to the vendor's queue; what they submit must not come before a vendor's event of ours.
   PINNING_API void share();
 
