@@ -114,18 +114,18 @@ Event Lane::submit_uncaptured(std::unique_ptr<Operation> operation, Events const
   return event;
 }
 
-bool Lane::submit_point_at_once(Event& event) {
+bool Lane::submit_at_once(std::unique_ptr<Operation>& operation, Event& event) {
+  std::list<Kept> kept;  // destroyed without the lock
   bool const polls = submitted_.load(std::memory_order_relaxed) + 1 - polled_.load(std::memory_order_relaxed) >= poll_every;
   if (shared_ || polls || !try_lock()) return false;
   std::lock_guard<Lane> const submitting(*this, std::adopt_lock);
   if (closing_ || closed_ || depth_ != 1) return false;
-  std::list<Kept> none;
-  std::list<Marker> no_marker;
-  std::shared_ptr<VendorEvent> recorded;
-  std::shared_ptr<Place> place = begin(nullptr, false, recorded);
-  if (place == nullptr) place = std::make_shared<Place>(shared_from_this());
-  std::uint64_t const position = end(none, no_marker, place, nullptr);
-  event = Event(std::move(place), position);
+  if (operation != nullptr) {
+    auto const last = last_if_needed();
+    if (last != nullptr && recorded(*last) == nullptr) return false;
+    kept.push_back({0, std::move(operation)});
+  }
+  event = submit_locked(kept, {}, nullptr);
   return true;
 }
 
@@ -143,7 +143,7 @@ void Lane::wait(Events const& events) {
 
 Event Lane::put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how) {
   check();
-  std::vector<std::shared_ptr<VendorEvent>> awaited;  // recorded before this lane is locked
+  VendorEvents awaited;  // recorded before this lane is locked
   for (Event* each : after) {
     Lane* const other = each->lane();
     if (other == nullptr || other == this) continue;
@@ -151,16 +151,20 @@ Event Lane::put(std::unique_ptr<Operation> operation, Events const& after, std::
     if (other->vendor_ != vendor_) refuse_event(vendor_);
     if (!each->is_over()) awaited.push_back(other->record(*each->place_));
   }
-  // Made before anything is submitted, so that nothing that is in progress is lost for want of memory; and destroyed, if
-  // the submission fails, without the lock.
-  std::list<Kept> kept;
-  std::list<Marker> marker;
-  Operation* const submitted = operation.get();
-  if (submitted != nullptr) kept.push_back({0, std::move(operation)});
-  if (shared_) marker.emplace_back();
-  std::shared_ptr<Place> place;
+  std::list<Kept> kept;  // destroyed, if the submission fails, without the lock
+  if (operation != nullptr) kept.push_back({0, std::move(operation)});
   std::lock_guard<Lane> const submitting(*this);
   check_open();
+  return submit_locked(kept, awaited, how);
+}
+
+/// (locked) Submit the operation in the list, if there is one, and take it.
+Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how) {
+  // Made before anything is submitted, so that nothing that is in progress is lost for want of memory.
+  std::list<Marker> marker;
+  if (shared_) marker.emplace_back();
+  Operation* const submitted = kept.empty() ? nullptr : kept.front().operation.get();
+  std::shared_ptr<Place> place;
   bool const alone = depth_ == 1;  // not in the middle of another submission
   std::shared_ptr<VendorEvent> recorded;
   std::shared_ptr<Place> last = begin(submitted, !awaited.empty(), recorded);

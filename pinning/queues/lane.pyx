@@ -131,7 +131,7 @@ cdef class Lane:
             operation.reset(new PythonOperation(<PyObject*>work, <PyObject*>keep, <PyObject*>self.vendor, own, written,
                                                 unknown, is_work, &submit_work, &work_keeps))
         try:
-            if operation.get() is not NULL or not after.empty() or not self.native.get().submit_point_at_once(event.native):
+            if own is not NULL or not after.empty() or not self.native.get().submit_at_once(operation, event.native):
                 with nogil:
                     event.native = self.native.get().submit_uncaptured(move(operation), after)
             event.lane, event.timeline = self, self.timeline

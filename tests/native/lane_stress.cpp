@@ -81,7 +81,8 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
     if (chance() % 3 == 0) {  // the event of all so far instead
       lane.submit(std::move(step), after);
       Event end;
-      before = lane.submit_point_at_once(end) ? end : lane.record();
+      std::unique_ptr<Operation> point;
+      before = lane.submit_at_once(point, end) ? end : lane.record();
     } else {
       before = lane.submit(std::move(step), after);
       Span const written{address(buffers[i + 1].data()), address(buffers[i + 1].data() + bytes)};

@@ -143,8 +143,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void check_uncaptured(char const* what);
   /// Submit any operation, or with null only a point, to a queue that is not under capture: the caller has asked.
   PINNING_API Event submit_uncaptured(std::unique_ptr<Operation> operation, Events const& after);
-  /// Submit a point, if that takes no call of the vendor and no wait, so that the caller may have the GIL.
-  PINNING_API bool submit_point_at_once(Event& event);
+  /// Take and submit an operation that makes its calls without the GIL, or only a point, if the lane itself needs no call
+  /// of the vendor and no wait for that: so the caller may have the GIL.
+  PINNING_API bool submit_at_once(std::unique_ptr<Operation>& operation, Event& event);
   /// From now on others submit to the vendor's queue; what they submit must not come before a vendor's event of ours.
   PINNING_API void share();
 
@@ -200,7 +201,10 @@ class Lane : public std::enable_shared_from_this<Lane> {
     std::shared_ptr<VendorEvent> event;
   };
 
+  using VendorEvents = std::vector<std::shared_ptr<VendorEvent>>;
+
   void check() const;
+  Event submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how);
   Event put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how);
   std::shared_ptr<Place> last_if_needed();
   bool is_last(std::shared_ptr<Place> const& place) const noexcept;
