@@ -185,13 +185,14 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         """Whether the operation is over; if so, settle it."""
         cdef bint over = True
         self.lane.check_process()
-        with nogil:
-            self.native.make_askable(block)
         try:
             with nogil:
-                over = self.native.ask(block, &handle_signals)
-        except Exception as error:
-            self.fail(error)
+                self.native.make_askable(block)
+            try:
+                with nogil:
+                    over = self.native.ask(block, &handle_signals)
+            except Exception as error:
+                self.fail(error)
         finally:
             self.lane.attend()
         if over:

@@ -173,6 +173,7 @@ cdef class Lane:
 
         Watching a lane again wakes a thread, which would delay each copy of a program that copies now and then.
         """
+        self.tidy()  # another thread may have found out since the last poll
         self.watched = self.native.get().keeps_any() or self.count != self.unwatched
         self.unwatched = self.count
         return not self.watched

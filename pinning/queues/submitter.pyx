@@ -397,8 +397,11 @@ cdef class Submitter:
         cdef bint may
         range.start, range.end = start, start + size
         for lane in self.lanes:
-            with nogil:
-                may = lane.native.get().may_write(range, none)
+            try:
+                with nogil:
+                    may = lane.native.get().may_write(range, none)
+            finally:
+                lane.tidy()
             if may:
                 return True
         return False
