@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t poll_every = 64;  // operations
 constexpr std::chrono::microseconds spin{100};  // for which a waiting thread polls before it records an event and sleeps
 
+constexpr char const* no_questions = "cannot be asked or waited for";
+
 thread_local bool destroying = false;  // whether this thread destroys operations
 thread_local std::vector<Lane const*> asked;  // those whose vendor this thread is asking
 
@@ -327,7 +329,7 @@ void Lane::mark_end() {
 
 /// Whether the vendor has done all; if `block`, wait until it has. Meanwhile the queue is not given back.
 bool Lane::ask(bool block, Meanwhile meanwhile) {
-  check_uncaptured("cannot be asked or waited for");
+  check_uncaptured(no_questions);
   ++asking_;
   asked.push_back(this);
   struct Asked {
@@ -422,7 +424,7 @@ bool Lane::poll() {
 }
 
 bool Lane::done() {
-  if (shared_ && !closed_) check_uncaptured("cannot be asked or waited for");
+  if (shared_ && !closed_) check_uncaptured(no_questions);
   bool over = poll();
   if (shared_ && !closed_) {  // what others have submitted counts as well
     std::uint64_t const submitted = complete_;
@@ -461,6 +463,7 @@ void Lane::read_markers() {
   }
 }
 
+/// Note that everything up to here is complete, and destroy its operations.
 void Lane::reach(std::uint64_t position) {
   std::list<Kept> finished;
   ++destroying_;  // before others see that it is complete
@@ -517,7 +520,7 @@ void Lane::raise_error() {
 
 void Lane::synchronize(Meanwhile meanwhile) {
   check();
-  check_uncaptured("cannot be asked or waited for");
+  check_uncaptured(no_questions);
   std::uint64_t const submitted = complete_;
   if (!closed_) {
     try {
@@ -572,7 +575,7 @@ Lane::Marker Lane::last_marker(std::uint64_t upto) {
 
 void Lane::close(Meanwhile meanwhile) {
   check();
-  check_uncaptured("cannot be asked or waited for");
+  check_uncaptured(no_questions);
   {
     std::lock_guard<Lane> const submitting(*this);  // waits for a submission in progress
     if (closed_) return;

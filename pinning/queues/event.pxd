@@ -4,7 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 
 from pinning.plugin.native cimport VendorEvent as CVendorEvent, raise_in_python
-from pinning.queues.order cimport CDependencies, SharedDependencies, SharedTimeline, Timeline
+from pinning.queues.order cimport CDependencies, SharedDependencies, Timeline
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning" nogil:
     ctypedef void (*Meanwhile)()

@@ -25,7 +25,6 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         const SharedTimeline& timeline() noexcept
         cbool is_shared() noexcept
         cbool is_closed() noexcept
-        cbool is_adopted() noexcept
         uint64_t count() noexcept
         cbool may_write(Span range, const CEvents& after) except +raise_in_python
         uint64_t capture() except +raise_in_python
@@ -81,7 +80,7 @@ cdef class Lane:
 
     cdef uint64_t capture(self) except? 0
     cdef put(self, Event event, object work, CEvents& after, tuple keep)
-    cdef tidy(self)
+    cpdef attend(self)
     cdef uint64_t reached_upto(self) noexcept
 
 

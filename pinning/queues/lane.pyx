@@ -28,7 +28,7 @@ ctypedef cbool (*Keeps)(PyObject* work, const void* thing) noexcept
 cdef extern from "<pinning/python_operation.hpp>" namespace "pinning":
     cppclass PythonOperation(Operation):
         PythonOperation(PyObject* work, PyObject* kept, PyObject* vendor, Operation* native, Span written,
-                        cbool writes_unknown, cbool is_work, Submit submit, Keeps keeps) except +
+                        cbool is_work, Submit submit, Keeps keeps) except +
 
     void release_dropped "pinning::PythonOperation::release_dropped" () noexcept
 
@@ -126,10 +126,9 @@ cdef class Lane:
             own = (<Work>work).native
             written.start = (<Work>work).written
             written.end = written.start + (<Work>work).written_size
-        cdef bint unknown = work is not None and not is_work
         if work is not None or keep:
             operation.reset(new PythonOperation(<PyObject*>work, <PyObject*>keep, <PyObject*>self.vendor, own, written,
-                                                unknown, is_work, &submit_work, &work_keeps))
+                                                is_work, &submit_work, &work_keeps))
         try:
             if own is not NULL or not after.empty() or not self.native.get().submit_at_once(operation, event.native):
                 with nogil:
@@ -142,7 +141,7 @@ cdef class Lane:
             if not self.watched and (is_work or keep) and self.native.get().keeps_any():
                 pending.look_after(self)  # in C: Ctrl-C could end a Python function before it has done this
                 self.watched = True
-            self.tidy()
+            self.attend()
 
     def share(self):
         """From now on others submit here too; what they submit must not come before a vendor's event of ours."""
@@ -151,11 +150,8 @@ cdef class Lane:
 
     # ---- what is kept, and how far the vendor is ----
 
-    def attend(self):
+    cpdef attend(self):
         """Release what finished work has kept. Settle events that are over."""
-        self.tidy()
-
-    cdef tidy(self):
         cdef Event event
         release_dropped()
         # Otherwise they hold those that they wait for, and these theirs, for ever if the last one is never queried.
@@ -173,7 +169,7 @@ cdef class Lane:
 
         Watching a lane again wakes a thread, which would delay each copy of a program that copies now and then.
         """
-        self.tidy()  # another thread may have found out since the last poll
+        self.attend()  # another thread may have found out since the last poll
         self.watched = self.native.get().keeps_any() or self.count != self.unwatched
         self.unwatched = self.count
         return not self.watched
@@ -186,7 +182,7 @@ cdef class Lane:
             with nogil:
                 over = self.native.get().poll()
         finally:
-            self.tidy()
+            self.attend()
         return over
 
     def done(self):
@@ -197,7 +193,7 @@ cdef class Lane:
             with nogil:
                 over = self.native.get().done()
         finally:
-            self.tidy()
+            self.attend()
         return over
 
     def synchronize(self):
@@ -207,7 +203,7 @@ cdef class Lane:
             with nogil:
                 self.native.get().synchronize(&handle_signals)
         finally:
-            self.tidy()
+            self.attend()
 
     cdef uint64_t reached_upto(self) noexcept:
         return dereference(self.timeline.native).reached()
@@ -258,7 +254,7 @@ cdef class Lane:
             with nogil:
                 self.native.get().close(&handle_signals)
         finally:
-            self.tidy()
+            self.attend()
 
     def close(self):
         """Give the vendor's queue back; its work is over, as far as it is seen. If the device is lost, so is the queue."""
@@ -266,4 +262,4 @@ cdef class Lane:
             with nogil:
                 self.native.get().give_back()
         finally:
-            self.tidy()
+            self.attend()

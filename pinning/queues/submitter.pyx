@@ -401,7 +401,7 @@ cdef class Submitter:
                 with nogil:
                     may = lane.native.get().may_write(range, none)
             finally:
-                lane.tidy()
+                lane.attend()
             if may:
                 return True
         return False

@@ -73,7 +73,7 @@ class Event {
   PINNING_API std::shared_ptr<VendorEvent> recorded();
   /// The same, or null.
   PINNING_API std::shared_ptr<VendorEvent> if_recorded() const;
-  /// Forget the vendor's event and what it has reported; the position stays.
+  /// Forget the vendor's event and the error of the place; the position stays.
   void forget() noexcept { place_.reset(); }
   /// Throw the error that the vendor has reported to another call, if there is one.
   PINNING_API void raise_error() const;
@@ -165,9 +165,6 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void synchronize(Meanwhile meanwhile = nullptr);
   /// The same, but not for what others have submitted.
   PINNING_API void drain(Meanwhile meanwhile = nullptr);
-  /// Note that everything up to here is complete, and destroy its operations.
-  PINNING_API void reach(std::uint64_t position);
-
   PINNING_API bool keeps_any();
   /// The positions of operations that keep this object.
   PINNING_API std::vector<std::uint64_t> keeping(void const* object);
@@ -226,6 +223,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   void read_markers();
   void blame(std::exception_ptr error);
   void abandon_all();
+  void reach(std::uint64_t position);
   void finish(std::uint64_t position);
   void raise_error();
 

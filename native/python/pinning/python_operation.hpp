@@ -21,10 +21,10 @@ class PythonOperation final : public Operation {
 
   /// `work` is submitted by `native`, which belongs to it, or if that is null by `submit`, which gets the borrowed
   /// `vendor`. `kept` is a tuple of what to keep, and so is the work itself if it `is_work`. The GIL is held.
-  PythonOperation(PyObject* work, PyObject* kept, PyObject* vendor, Operation* native, Span written, bool writes_unknown,
-                  bool is_work, Submit submit, Keeps keeps) noexcept
+  PythonOperation(PyObject* work, PyObject* kept, PyObject* vendor, Operation* native, Span written, bool is_work,
+                  Submit submit, Keeps keeps) noexcept
       : work_(Py_NewRef(work)), kept_(Py_NewRef(kept)), vendor_(vendor), native_(native), written_(written),
-        writes_unknown_(writes_unknown), is_work_(is_work), submit_(submit), keeps_(keeps) {}
+        is_work_(is_work), submit_(submit), keeps_(keeps) {}
 
   void submit(VendorQueue& queue) override {
     if (native_ != nullptr) return native_->submit(queue);
@@ -36,7 +36,7 @@ class PythonOperation final : public Operation {
   bool outlasts_refusal() const noexcept override { return native_ == nullptr || native_->outlasts_refusal(); }
   Span written() const noexcept override { return native_ != nullptr ? native_->written() : written_; }
   bool writes_unknown() const noexcept override {
-    return native_ != nullptr ? native_->writes_unknown() : writes_unknown_;
+    return native_ != nullptr ? native_->writes_unknown() : work_ != Py_None && !is_work_;
   }
   /// The GIL is held.
   bool keeps(void const* object) const noexcept override {
@@ -82,7 +82,7 @@ class PythonOperation final : public Operation {
   PyObject *const work_, *const kept_, *const vendor_;
   Operation* const native_;
   Span const written_;
-  bool const writes_unknown_, is_work_;
+  bool const is_work_;
   Submit const submit_;
   Keeps const keeps_;
   PythonOperation* next_ = nullptr;
