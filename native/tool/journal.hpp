@@ -15,6 +15,7 @@ struct Journal {
   std::unique_ptr<Report> report;
   std::unique_ptr<Trace> trace;
 
+  bool is_kept() const noexcept { return report != nullptr || trace != nullptr; }
   void locked(Range const& range, std::string const& device, Moment began, Moment ended) noexcept {
     note([&] {
       if (report) report->locked(range, device, began, ended);

@@ -212,6 +212,8 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   /// Number of regions that `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
+  /// Number of all regions, in any state.
+  std::size_t count() const noexcept { return table_.size(); }
 
   /// All regions, as `overlapping` reports them.
   std::vector<Region> regions(bool idle_too = false) const { return overlapping(1, ~Address{0}, idle_too); }
@@ -254,6 +256,10 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// Whether it has changed since; if not, waits first for changes in progress in [ptr, ptr + size). A caller
   /// that found memory pageable, and was refused by the vendor as if it were locked, thus knows whether to look again.
   bool changed_since(std::uint64_t changes, Address ptr, std::uint64_t size);
+  /// Whether a vendor call is in progress, or due, for a region in [ptr, ptr + size), which is not shown then. Takes no lock.
+  bool is_changing(Address ptr, std::uint64_t size) const;
+  /// Wait until that is over, and have invalidated regions there unlocked.
+  void await_changes(Address ptr, std::uint64_t size);
 
   /// Unlock every region, however many locks it has. If the vendor refuses one, the others are still unlocked and the
   /// first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait` (one that grows

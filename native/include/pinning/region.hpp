@@ -37,6 +37,8 @@ struct Hold {
   Address ptr;
   Address device_ptr;    // of `ptr`
   std::uint64_t serial;  // of the region
+
+  friend bool operator==(Hold const&, Hold const&) = default;
 };
 
 /// The pages [first, end), counted from the one in which a region starts: a record has no room for more.

@@ -209,6 +209,10 @@ class VendorDevice : public Locker {
   virtual bool has_default_stream() const noexcept { return false; }
   /// Wrap a foreign queue, which its owner keeps.
   virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
+
+  /// Copies that this library does not see may be in progress in locked memory: the next unlock of this vendor waits for
+  /// them, if the vendor's own call does not.
+  virtual void expect_copies_of_others() noexcept {}
 };
 
 /// The device of this full name, such as "cuda:0", always the same one. Throws Unavailable, which says what is missing.

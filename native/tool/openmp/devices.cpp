@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "../output.hpp"
-#include "drain.hpp"
 
 namespace pinning::tool::openmp {
 
@@ -32,7 +31,6 @@ pinning_map* Device::map() {
     if (pinning_map_open(&map, name_.c_str()) != PINNING_OK) {
       return say(std::string(pinning_last_error()) + "; nothing is locked for " + name_);
     }
-    prepare_to_drain(vendor_);
     map_ = map;
   });
   return map_;

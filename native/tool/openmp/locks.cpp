@@ -8,14 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <functional>
-#include <ranges>
 #include <utility>
 
 #include "../output.hpp"
 #include "../stacks.hpp"
 #include "../uncancelled.hpp"
-#include "drain.hpp"
 
 namespace pinning::tool::openmp {
 
@@ -35,175 +32,427 @@ std::string text(Range const& range) {
   return bounds;
 }
 
+/// Whether the only lock that meets a range contains it.
+bool is_inside(Range const& range, std::vector<Range> const& locks) {
+  return locks.size() == 1 && locks.front().holds(range);
+}
+
+/// Report what `unlock` throws; whether it has thrown nothing.
+template <class Unlock>
+bool reported(Address ptr, Unlock&& unlock) noexcept {
+  try {
+    try {
+      unlock();
+      return true;
+    } catch (std::exception const& error) {
+      say("what is locked at " + describe(ptr) + " stays locked: " + error.what());
+    }
+  } catch (std::exception const&) {  // no memory for the text
+  }
+  return false;
+}
+
+bool has(std::vector<Range> const& locks, Hold const& hold) {
+  return std::ranges::any_of(locks, [&](Range const& lock) { return lock.start <= hold.ptr && hold.ptr < lock.end; });
+}
+
 }  // namespace
+
+// ---- what the runtime and the program do ----
 
 void Locks::mapped(int number, Range const& host, Address device_ptr) {
   if (host.size() < context_.policy.min_bytes) return;
-  Guard const guard = entered();
-  for (auto const& replaced : mappings_.add(number, host, device_ptr)) forget(replaced);
-  for (auto& [start, lock] : meeting(host)) {
-    lock.mappings++;
-    list(lock);
-  }
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  end(guard, mappings_.add(number, host, device_ptr));
 }
 
 void Locks::unmapped(int number, Address device_ptr) {
-  Guard guard = entered();
-  if (auto const host = mappings_.remove(number, device_ptr)) release(guard, *host);
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  end(guard, mappings_.remove(number, device_ptr));
 }
 
 void Locks::unmapped_host(int number, Address host) {
-  Guard guard = entered();
-  if (auto const range = mappings_.remove_host(number, host)) release(guard, *range);
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  end(guard, mappings_.remove_host(number, host));
 }
 
 std::optional<Range> Locks::before_transfer(int number, Device& device, Range const& moved, Address device_ptr) {
-  Guard guard = entered();
-  Run const met = settled(guard, moved);
-  Outcome outcome{holding(met, moved), {}};
-  moving_.push_back(moved);
-  Range buffer;
-  if (outcome.lock == nullptr) {
-    try {
-      buffer = due(number, moved, device_ptr);
-      if (!buffer.empty() || !met.empty()) outcome = replace(guard, {device, moved, buffer});
-    } catch (...) {
-      if (!guard.owns_lock()) guard.lock();
-      moving_.erase(std::ranges::find(moving_, moved));
-      throw;
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  await(guard, moved);
+  Mapping* mapping = mappings_.find(number, moved, device_ptr);
+  if (is_held(mapping)) return enter({{moved, mapping->lock}});
+  Range buffer = moved;
+  Refusal refusal;
+  auto locks = cleared(guard, moved, true);
+  if (!locks.empty() && !is_inside(moved, locks)) {
+    refusal = {Kind::rule, "it crosses a lock of others, or one that the vendor refuses to unlock"};
+  } else if (locks.empty()) {
+    buffer = due(mappings_.find(number, moved, device_ptr), moved);
+    if (!buffer.empty()) locks = cleared(guard, buffer, false);
+    if (!locks.empty() && !is_inside(buffer, locks)) {
+      refusal = {Kind::rule, "the program, or others, have locked a part of it"};
+    } else if (locks.empty() && crosses_a_transfer(buffer)) {
+      refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
     }
-    if (outcome.refusal.kind > Kind::passes) mappings_.refused(buffer);
   }
-  if (outcome.lock == nullptr) {
-    guard.unlock();
-    if (outcome.refusal.kind != Kind::none) refuse(device, buffer.empty() ? moved : buffer, outcome.refusal);
-    return std::nullopt;
+  std::list<Transfer> transfer{{moved}};  // made first: once the lock is taken nothing may fail
+  if (!buffer.empty() && refusal.kind == Kind::none) {
+    mapping = mappings_.find(number, moved, device_ptr);
+    Outcome const outcome = acquire(guard, {device, buffer, locks, mapping != nullptr, false});
+    refusal = outcome.refusal;
+    if (outcome.hold) {
+      mapping = mappings_.find(number, moved, device_ptr);
+      bool const is_mappings = mapping != nullptr && !is_held(mapping) && outcome.lock.holds(mapping->host);
+      Use& use = is_mappings ? mapping->use : transfer.front().use;
+      use = {outcome.hold, outcome.stays};
+      if (is_mappings) mapping->lock = outcome.lock;
+      transfer.front().lock = outcome.lock;
+    }
   }
-  list(*outcome.lock, true);
-  outcome.lock->submitting++;
-  submits_in_ = outcome.lock;
-  return outcome.lock->range;
+  if (refusal.kind > Kind::passes) mappings_.refused(buffer);
+  auto const lock = enter(std::move(transfer));
+  guard.unlock();
+  if (refusal.kind != Kind::none) refuse(device, buffer, refusal);
+  return lock;
 }
 
-void Locks::submitted(Range const& moved) {
-  Guard const guard(mutex_);
-  moving_.erase(std::ranges::find(moving_, moved));
-  if (Lock* const lock = std::exchange(submits_in_, nullptr)) {
-    if (--lock->submitting == 0 && lock->orphaned) {
-      table_.erase(lock->range.start);
-      changed();
-    }
-    settled_.notify_all();
+void Locks::submitted() {
+  Transfer* const mine = std::exchange(submits_, nullptr);
+  if (mine == nullptr) return;
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  if (mine->lock) map_.load()->device->expect_copies_of_others();
+  if (Use const use = std::exchange(mine->use, {}); use.hold) {
+    guard.unlock();
+    bool const released = release(*use.hold, use.stays);
+    guard.lock();
+    if (!released) unused_.push_back(*use.hold);
   }
+  transfers_.remove_if([&](Transfer const& each) { return &each == mine; });
+  changed_.notify_all();
 }
 
 void Locks::freed(Range const& range) {
-  if (!may_meet(range)) return;
-  Guard guard = entered();
-  Run const met = submits_in_ == nullptr ? settled(guard, range) : meeting(range);
-  for (auto const& gone : mappings_.freed(range)) forget(gone);
-  std::vector<Table::iterator> go;
-  for (auto each = met.begin(); each != met.end(); ++each) {
-    Lock const& lock = each->second;
-    if (lock.leaving) continue;
-    go.push_back(each);
-    if (lock.asked == 0 || range.holds(lock.range)) continue;
-    say("what the program has locked in " + text(lock.range) + " is locked no more, for some of it is freed");
-  }
-  drop(guard, go, "unlock: freed");
+  if (range.empty() || !may_meet(range)) return;
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  retire(mappings_.freed(range));
+  auto const locks = locks_in(guard, range);
+  report_lost(locks, "some of it is freed", range);
+  clear(guard, range, locks, "unlock: freed");
 }
 
 pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr) {
-  Guard guard = entered();
-  Run const met = settled(guard, range);
-  Lock* lock = holding(met, range);
-  if (lock == nullptr) {
-    for (auto const& [start, other] : met) {
-      if (other.asked == 0) continue;
-      std::string const why = "the range " + text(range) + " shares bytes with " + text(other.range) +
-                              ", which is locked, and does not lie in it";
-      return pinning_fail(PINNING_PARTIAL_OVERLAP, why.c_str());
-    }
-    Outcome const outcome = replace(guard, {device, range, range, 1});
-    if (outcome.lock == nullptr) return pinning_fail(PINNING_VENDOR_ERROR, outcome.refusal.why.c_str());
-    lock = outcome.lock;
-  } else {
-    lock->asked++;
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  forget_gone();
+  auto const locks = cleared(guard, range, false);
+  bool const inside = is_inside(range, locks);
+  if (!inside && is_requested(locks)) {
+    std::string const why = "the range " + text(range) + " shares bytes with " + text(locks.front()) +
+                            ", which is locked, and does not lie in it";
+    return pinning_fail(PINNING_PARTIAL_OVERLAP, why.c_str());
   }
-  list(*lock, true);
-  *device_ptr = pointer(lock->device_ptr + (range.start - lock->range.start));
+  std::list<Requested> requested{{range, {}}};
+  Outcome outcome;
+  if (!inside && crosses_a_transfer(range)) {
+    outcome.refusal.why = "a transfer that is being submitted crosses " + text(range);
+  } else {
+    outcome = acquire(guard, {device, range, locks, true, true});
+  }
+  if (!outcome.hold) return pinning_fail(PINNING_VENDOR_ERROR, outcome.refusal.why.c_str());
+  requested.front().hold = *outcome.hold;
+  requested_.splice(requested_.end(), requested);
+  *device_ptr = pointer(outcome.hold->device_ptr);
   return PINNING_OK;
 }
 
 bool Locks::unlock(Address ptr) {
-  Range const byte{ptr, ptr + 1};
-  Guard guard = entered();
-  Run const met = settled(guard, byte);
-  Lock* const lock = holding(met, byte);
-  if (lock == nullptr || lock->asked == 0) return false;
-  lock->asked--;
-  list(*lock);
-  bool const fits = context_.locked.bytes <= context_.policy.budget;
-  auto const it = met.begin();
-  if (lock->asked == 0 && (lock->mappings == 0 || !fits)) drop(guard, {&it, 1}, "unlock");
+  Uncancelled const uncancelled;
+  Guard guard(mutex_);
+  forget_gone();
+  auto const locks = locks_in(guard, {ptr, ptr + 1});
+  auto const is_of_it = [&](Requested const& each) { return has(locks, each.hold); };
+  auto const one = std::ranges::find_if(requested_, is_of_it);
+  if (one == requested_.end()) return false;
+  Hold const hold = one->hold;
+  requested_.erase(one);
+  bool const last = std::ranges::none_of(requested_, is_of_it);
+  bool released = true;
+  Range const lock = locks.front();
+  auto const began = now();
+  change(guard, {lock}, [] {}, [&] {
+    if (!release(hold, false)) released = false;
+    else if (last) give_back(lock);
+  });
+  if (!released) unused_.push_back(hold);
+  note_ended(lock, "unlock", began);
   return true;
 }
 
-std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexcept {
-  Guard const guard(mutex_, std::try_to_lock);
-  if (!guard) return std::nullopt;
-  Range const gone{ptr, ptr + size};
-  for (auto& [start, lock] : meeting(gone)) lock.invalidated = true;
-  for (Incoming& each : incoming_) each.invalidated |= each.range.meets(gone);
-  return false;
+// ---- changes of the map ----
+
+/// Wait until nothing in the range is being locked or given back.
+void Locks::await(Guard& guard, Range const& range) {
+  changed_.wait(guard, [&] { return !is_changing(range); });
 }
 
-/// Take the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
-Locks::Guard Locks::entered() {
-  process_watcher().await_pending();
-  return Guard(mutex_);
+bool Locks::is_changing(Range const& range) const noexcept {
+  return std::ranges::any_of(changing_, [&](Range const& each) { return each.meets(range); });
 }
 
-/// The locks that share bytes with the range, ascending.
-Locks::Run Locks::meeting(Range const& range) noexcept {
-  auto const after = table_.lower_bound(range.end);
-  auto first = after;
-  while (first != table_.begin() && std::prev(first)->second.range.end > range.start) --first;
-  return {first, after};
-}
-
-/// The same, once nothing in the range is incoming or leaving and invalidated locks have been given up.
-Locks::Run Locks::settled(Guard& guard, Range const& range) {
-  for (;;) {
-    Run const met = meeting(range);
-    bool const leaves = std::ranges::any_of(met, [](auto const& each) { return each.second.leaving; });
-    if (!leaves && std::ranges::none_of(incoming_, [&](auto const& each) { return each.range.meets(range); })) {
-      auto lost = met.begin();
-      while (lost != met.end() && !lost->second.invalidated) ++lost;
-      if (lost == met.end()) return met;
-      if (lost->second.asked != 0) {
-        say("what the program has locked in " + text(lost->second.range) + " is locked no more, for its memory has gone");
-      }
-      drop(guard, {&lost, 1}, "unlock: gone");
+/// Release the locks that a range crosses, once nothing changes there; those of the program's own only if
+/// `requested_too`. Returns what is left: the lock that contains it, or those that stay in its way.
+std::vector<Range> Locks::cleared(Guard& guard, Range const& range, bool requested_too) {
+  for (bool settled = false, tried = false;;) {
+    await(guard, range);
+    if (map() == nullptr) return {};
+    if (!settled && map()->is_changing(range.start, range.size())) {  // by others, or for the budget
+      settled = true;
+      change(guard, {range}, [] {}, [&] { map()->await_changes(range.start, range.size()); });
       continue;
     }
-    Uncancelled const uncancelled;
-    settled_.wait(guard);
+    auto locks = locks_in(guard, range);
+    if (locks.empty() || is_inside(range, locks) || tried || (!requested_too && is_requested(locks))) return locks;
+    tried = true;
+    if (requested_too) {
+      report_lost(locks, "a transfer crosses it");
+      for (Range const& lock : locks) mappings_.crossed(lock);
+    }
+    clear(guard, range, locks, requested_too ? "unlock: crossed" : "unlock: for another");
   }
 }
 
-/// The lock of `met` that contains the whole range, or null.
-Locks::Lock* Locks::holding(Run const& met, Range const& range) noexcept {
-  return !met.empty() && met.front().second.range.holds(range) ? &met.front().second : nullptr;
+/// Call `body`, which does not throw, without the mutex, while threads that meet one of the ranges wait; before that,
+/// `prepare` with the mutex.
+template <class Prepare, class Body>
+void Locks::change(Guard& guard, std::list<Range> ranges, Prepare&& prepare, Body&& body) {
+  auto const first = ranges.begin(), last = std::prev(ranges.end());
+  changing_.splice(changing_.end(), ranges);
+  are_changing_ = changing_.size();
+  auto const end = [&] {
+    changing_.erase(first, std::next(last));
+    are_changing_ = changing_.size();
+    changed_.notify_all();
+  };
+  try {
+    prepare();
+  } catch (...) {
+    end();
+    throw;
+  }
+  guard.unlock();
+  body();
+  guard.lock();
+  end();
+}
+
+/// The locks that share bytes with a range, also those of others and those without a user, ascending; once nothing changes
+/// in the range or in them. But a thread that frees memory while it submits does not wait: two could wait for each other.
+std::vector<Range> Locks::locks_in(Guard& guard, Range const& range) {
+  for (;;) {
+    if (submits_ == nullptr) await(guard, range);
+    std::vector<Range> locks;
+    if (map() == nullptr) return locks;
+    for (Region const& each : map()->overlapping(range.start, range.size(), true)) {
+      locks.push_back({each.start, each.start + each.whole});
+    }
+    auto const changing = std::ranges::find_if(locks, [&](Range const& each) { return is_changing(each); });
+    if (changing == locks.end() || submits_ != nullptr) return locks;
+    await(guard, *changing);
+  }
+}
+
+/// End every use of the locks in a range that the tool knows, and give them back. One that others use, or that the vendor
+/// refuses to unlock, stays.
+void Locks::clear(Guard& guard, Range const& range, std::vector<Range> const& locks, char const* why) {
+  if (locks.empty()) return;
+  std::vector<Hold> holds, refused;
+  auto const began = now();
+  auto const is_in_one = [&](Range const& range) {
+    return std::ranges::any_of(locks, [&](Range const& each) { return each.meets(range); });
+  };
+  auto const take = [&](auto& list, auto&& hold_of) {
+    std::erase_if(list, [&](auto& each) {
+      auto const hold = hold_of(each);
+      if (!has(locks, hold)) return false;
+      holds.push_back(hold);
+      return true;
+    });
+  };
+  auto const take_holds = [&] {
+    // Copies in a lock must be complete before it is released: the vendor waits for them once they are submitted.
+    if (submits_ == nullptr) {
+      changed_.wait(guard, [&] {
+        return std::ranges::none_of(transfers_, [&](Transfer const& each) { return is_in_one(each.moved); });
+      });
+    }
+    for (Range const& each : locks) mappings_.take_holds(each, holds);
+    take(requested_, [](Requested const& each) { return each.hold; });
+    take(unused_, [](Hold const& each) { return each; });
+    for (Transfer& each : transfers_) {
+      if (!each.use.hold || !has(locks, *each.use.hold)) continue;
+      holds.push_back(*each.use.hold);
+      each.use = {};
+    }
+    refused.reserve(holds.size());
+    if (!transfers_.empty()) map_.load()->device->expect_copies_of_others();
+  };
+  std::list<Range> ranges(locks.begin(), locks.end());
+  ranges.push_back(range);  // no lock is made there meanwhile
+  change(guard, std::move(ranges), take_holds, [&] {
+    for (Hold const& each : holds) {
+      if (!release(each, true)) refused.push_back(each);
+    }
+    for (Range const& each : locks) give_back(each);
+  });
+  unused_.insert(unused_.end(), refused.begin(), refused.end());
+  for (Range const& each : locks) note_ended(each, why, began);
+}
+
+/// Mappings have ended: their holds are unused, unless another mapping of the lock needs one.
+void Locks::retire(std::vector<Mapping> const& ended) {
+  for (Mapping const& each : ended) {
+    if (each.use.hold && !mappings_.hand_on(each)) unused_.push_back(*each.use.hold);
+  }
+}
+
+/// The same, and release them.
+void Locks::end(Guard& guard, std::vector<Mapping> const& ended) {
+  retire(ended);
+  for (Mapping const& each : ended) {
+    if (!each.use.hold) continue;
+    await(guard, each.lock);
+    Hold const its = *each.use.hold;
+    auto const unused = std::ranges::find_if(unused_, [&](Hold const& hold) { return hold == its; });
+    if (unused == unused_.end()) continue;  // handed on, or released meanwhile
+    unused_.erase(unused);
+    bool released = false;
+    auto const began = now();
+    change(guard, {each.lock}, [] {}, [&] { released = release(its, each.use.stays); });
+    if (!released) unused_.push_back(its);
+    note_ended(each.lock, "unlock: unmapped", began);
+  }
+}
+
+/// Count one more use of a lock, which is made if there is none.
+Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
+  Outcome outcome;
+  Range const range = request.range;
+  bool const is_locked = !request.locks.empty();
+  std::list<Range> ranges{is_locked ? request.locks.front() : range};
+  std::size_t const comes = is_locked ? 0 : range.size();
+  context_.coming_bytes += comes;
+  context_.coming += !is_locked;
+  low_ = std::min(low_.load(), range.start);
+  high_ = std::max(high_.load(), range.end);
+  std::uint64_t const unlocks = process_budget().ended();
+  auto const began = now();
+  change(guard, std::move(ranges), [] {}, [&] {
+    Refusal& refusal = outcome.refusal;
+    try {
+      pinning_map* const map = opened(request.device);
+      if (map == nullptr) {
+        refusal = {Kind::fails, "there is no library for " + request.device.name()};
+        return;
+      }
+      bool const asks = request.is_used || !is_locked;
+      outcome.stays = asks && outlives_use() && !is_of_a_library(range);
+      if (!is_locked && !request.is_used && !outcome.stays) {
+        refusal = {Kind::rule, "it is a library's and not mapped, so its end would not be seen"};
+        return;
+      }
+      if (!is_locked && !request.is_requested && !make_room(range.size(), refusal)) return;
+      outcome.hold = is_locked ? map->map->track(range.start, range.size())
+                                       : map->map->lock(range.start, range.size(), {}, map->piece(range.size()));
+      auto const lock = map->map->find(range.start, range.size());
+      outcome.lock = lock ? Range{lock->start, lock->start + lock->whole} : range;
+    } catch (PartialOverlap const& error) {
+      refusal = {Kind::fails, error.what()};
+    } catch (InvalidRange const& error) {  // its memory has gone
+      refusal = {Kind::rule, error.what()};
+    } catch (std::exception const& error) {
+      refusal = {Kind::fails, error.what()};
+    }
+  });
+  context_.coming_bytes -= comes;
+  context_.coming -= !is_locked;
+  if (process_budget().ended() != unlocks) note_ended({0, ~Address{0}}, "unlock: for another", began);
+  if (outcome.hold) note(outcome.lock, request.device, began);
+  return outcome;
+}
+
+/// Have locks without a user given back until so many bytes more may be locked; false, with the reason, if that is not
+/// enough. Called without the mutex, when they are counted as coming.
+bool Locks::make_room(std::size_t size, Refusal& refusal) {
+  Budget& budget = process_budget();
+  std::size_t const most = context_.policy.budget;
+  for (;;) {
+    std::uint64_t const ended = budget.ended();
+    std::uint64_t locked = budget.figures().locked;
+    std::size_t locks = 0;
+    bool others = false;  // are being made
+    {
+      Guard const guard(mutex_);
+      locked += context_.coming_bytes;
+      locks += context_.coming;
+      others = context_.coming > 1;
+      for (PinnedMap const* const each : context_.maps) locks += each->count();
+    }
+    bool const too_many = locks > context_.most_locks;
+    if (locked <= most && !too_many) return true;
+    std::uint64_t const excess = locked > most ? locked - most : 1;
+    if (size <= most && (budget.give_back(excess) != 0 || budget.wait_for_an_end(ended))) continue;
+    refusal = {size <= most && others ? Kind::passes : Kind::fails,
+               too_many ? "the mappings that a process may have, vm.max_map_count, allow " +
+                              std::to_string(context_.most_locks) + " locks at once"
+                        : "PINNING_LOCK_BUDGET allows " + in_units(most) + " at once"};
+    return false;
+  }
+}
+
+/// End one use of a lock. False if the vendor refuses to unlock, which is reported.
+bool Locks::release(Hold const& hold, bool keep) noexcept {
+  return reported(hold.ptr, [&] { map()->unlock(hold, keep); });
+}
+
+/// Have a lock without a user unlocked.
+bool Locks::give_back(Range const& lock) noexcept {
+  return reported(lock.start, [&] { map()->give_back_idle(lock.start); });
+}
+
+/// The map of the first device that locks: a lock for one is valid for all of the vendor. Null if it cannot be opened.
+pinning_map* Locks::opened(Device& device) {
+  if (pinning_map* const known = map_) return known;
+  pinning_map* const map = device.map();
+  if (map == nullptr) return nullptr;
+  Guard const guard(mutex_);
+  if (map_ != nullptr) return map_;
+  context_.maps.push_back(map->map);
+  Budget& budget = process_budget();
+  auto const [limit, locked, idle, external, idle_limit] = budget.figures();
+  budget.set(limit, std::max<std::uint64_t>(idle_limit, context_.policy.budget));
+  return map_ = map;
+}
+
+// ---- decisions, with the mutex ----
+
+/// This thread submits the transfer in the list.
+std::optional<Range> Locks::enter(std::list<Transfer> transfer) {
+  transfers_.splice(transfers_.end(), transfer);
+  submits_ = &transfers_.back();
+  return submits_->lock;
 }
 
 /// The buffer of this transfer if it is due to be locked, otherwise an empty range.
-Range Locks::due(int number, Range const& moved, Address device_ptr) {
+Range Locks::due(Mapping const* mapping, Range const& moved) {
   Policy const& policy = context_.policy;
   if (policy.mode == Mode::off) return {};
-  auto const mapped = mappings_.find(number, moved, device_ptr);
-  bool const outlives = policy.until_freed && context_.frees_seen;
-  Range const buffer = mapped ? *mapped : outlives ? moved : Range{};
+  Range const buffer = mapping != nullptr ? mapping->host : outlives_use() ? moved : Range{};
   if (buffer.size() < policy.min_bytes || mappings_.count_transfer(buffer) < policy.after) return {};
   if (on_a_stack(buffer)) {
     context_.journal.refused(buffer, "", "it lies on a stack");
@@ -212,257 +461,35 @@ Range Locks::due(int number, Range const& moved, Address device_ptr) {
   return buffer;
 }
 
-/// Make one lock of the moved bytes and the buffer, in place of all locks that these meet. None if nothing is to be
-/// locked or it is refused: the locks in the transfer's way are then released, unless the vendor refuses to unlock one.
-Locks::Outcome Locks::replace(Guard& guard, Request const& request) {
-  for (Range all; all != widened(request.whole());) {
-    settled(guard, all = widened(request.whole()));
-    if (Lock* const lock = holding(meeting(request.moved), request.moved)) {  // made by another thread
-      lock->asked += request.asked;
-      return {lock, {}};
-    }
-  }
-  Plan const plan = decide(request);
-  bool const requested = std::ranges::any_of(plan.outgoing, [](auto const& each) { return each->second.asked != 0; });
-  Outcome outcome{nullptr, plan.refusal};
-  if (!plan.target.empty()) {
-    outcome = make(guard, request, plan);
-  } else if (!drop(guard, plan.outgoing, "unlock: crossed")) {
-    outcome.refusal = {Kind::fails, "the vendor refuses to unlock what a transfer crosses"};
-  }
-  if (requested && outcome.lock == nullptr && meeting(request.moved).empty()) {
-    say("what the program has locked around " + text(request.moved) + " is locked no more, for a transfer crosses it: " +
-        outcome.refusal.why);
-  }
-  return outcome;
+/// Whether a mapping has a lock.
+bool Locks::is_held(Mapping const* mapping) const {
+  return mapping != nullptr && mapping->use.hold && map()->holds(*mapping->use.hold);
 }
 
-/// The range, extended by all locks that it meets and that these meet.
-Range Locks::widened(Range range) noexcept {
-  for (Range before; before != range;) {
-    before = range;
-    for (auto const& [start, lock] : meeting(range)) range = around(range, lock.range);
-  }
-  return range;
-}
-
-/// Decide what to do, while nothing is incoming or leaving there. Changes nothing.
-Locks::Plan Locks::decide(Request const& request) {
-  Plan plan;
-  auto const clear = [&](Range const& range) {
-    plan.outgoing.clear();
-    Run const met = meeting(range);
-    for (auto each = met.begin(); each != met.end(); ++each) plan.outgoing.push_back(each);
-    plan.in_the_way = plan.outgoing.size();
-  };
-  // A range that crosses a lock extends it, unless frees of the rest would not be seen.
-  if (!request.buffer.empty() || context_.frees_seen) {
-    Range const target = widened(request.whole());
-    clear(target);
-    auto const crosses = [&](Range const& each) { return each.meets(target) && !target.holds(each); };
-    if (std::ranges::any_of(moving_, crosses)) {
-      plan.refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
-    } else if (request.asked != 0 || make_room(plan, target)) {
-      plan.target = target;
-      return plan;
-    }
-  }
-  clear(request.moved);
-  return plan;
-}
-
-/// Add idle locks to the plan, oldest first, until the target fits. False, with the reason, if it does not.
-bool Locks::make_room(Plan& plan, Range const& target) {
-  std::size_t const size = target.size(), budget = context_.policy.budget, most = context_.most_locks;
-  Context::Sum remaining = context_.locked;
-  auto const fits = [&](Context::Sum const& beside) {
-    return size <= budget && beside.bytes <= budget - size && beside.locks < most;
-  };
-  for (auto const& each : plan.outgoing) remaining -= each->second.range;
-  for (auto next = idle_.begin(); !fits(remaining); ++next) {
-    if (size > budget || next == idle_.end()) {
-      bool const passes = fits({remaining.bytes - context_.leaving.bytes, remaining.locks - context_.leaving.locks});
-      plan.refusal = {passes ? Kind::passes : Kind::fails,
-                      remaining.locks >= most ? "the mappings that a process may have, vm.max_map_count, allow " +
-                                               std::to_string(most) + " locks at once"
-                                         : "PINNING_LOCK_BUDGET allows " + in_units(budget) + " at once"};
-      return false;
-    }
-    if (next->second->range.meets(target)) continue;
-    remaining -= next->second->range;
-    plan.outgoing.push_back(table_.find(next->second->range.start));
-  }
-  return true;
-}
-
-/// Execute a plan. If the vendor refuses to lock, the outgoing locks are still released, unless it refuses that too.
-Locks::Outcome Locks::make(Guard& guard, Request const& request, Plan const& plan) {
-  Uncancelled const uncancelled;
-  Table entry;  // first everything that allocates
-  Lock& lock = entry[plan.target.start];
-  auto const incoming = incoming_.insert(incoming_.end(), {plan.target});
-  Entries const outgoing = plan.outgoing;
-
-  lock.range = plan.target;
-  lock.device = &request.device;
-  lock.asked = request.asked;
-  for (auto const& each : outgoing) lock.asked += each->second.asked;
-  context_.locked += lock.range;
-  begin_leaving(outgoing);
-  changed();
-  // Copies in a lock must be complete before it is released: `drain` waits for them once they are submitted.
-  settled_.wait(guard, [&] {
-    return std::ranges::all_of(outgoing, [](auto const& each) { return each->second.submitting == 0; });
+bool Locks::crosses_a_transfer(Range const& range) const noexcept {
+  return std::ranges::any_of(transfers_, [&](Transfer const& each) {
+    return each.moved.meets(range) && !range.holds(each.moved);
   });
-  bool const needed = lock.asked != 0 || mappings_.count(lock.range) != 0;
-  guard.unlock();
-  Refusal refusal;
-  bool clear = unlock(outgoing.first(plan.in_the_way), "unlock: crossed");
-  clear &= unlock(outgoing.subspan(plan.in_the_way), "unlock: for another");
-  bool const locked = clear && vendor_locks(lock, needed, refusal);
-  guard.lock();
-  end_leaving(outgoing);
-  bool const invalidated = incoming->invalidated;
-  incoming_.erase(incoming);
-  Table::iterator place;
-  if (locked) {
-    lock.mappings = mappings_.count(lock.range);
-    place = table_.insert(entry.extract(entry.begin())).position;
-  } else {
-    context_.locked -= lock.range;
-  }
-  context_.journal.locked_bytes(context_.locked.bytes);
-  changed();
-  settled_.notify_all();
-  if (invalidated) {
-    if (locked) drop(guard, {&place, 1}, "unlock: gone");  // the map may not know yet
-    return {nullptr, {Kind::passes, "its memory has gone"}};
-  }
-  if (locked) return {&lock, {}};
-  if (!clear) refusal = {Kind::fails, "the vendor refuses to unlock what is in its way"};
-  return {nullptr, refusal};
 }
 
-/// Unlock them. False if the vendor refuses one, which stays; the others are released.
-bool Locks::drop(Guard& guard, Entries entries, char const* why) {
-  if (entries.empty()) return true;
-  Uncancelled const uncancelled;
-  begin_leaving(entries);
-  // As in `make`. But a thread that frees memory while it submits does not wait: two of them could wait for each other.
-  if (submits_in_ == nullptr) {
-    settled_.wait(guard, [&] {
-      return std::ranges::all_of(entries, [](auto const& each) { return each->second.submitting == 0; });
-    });
-  }
-  guard.unlock();
-  bool const clear = unlock(entries, why);
-  guard.lock();
-  end_leaving(entries);
-  context_.journal.locked_bytes(context_.locked.bytes);
-  changed();
-  settled_.notify_all();
-  return clear;
+bool Locks::is_requested(std::vector<Range> const& locks) const noexcept {
+  return std::ranges::any_of(requested_, [&](Requested const& each) { return has(locks, each.hold); });
 }
 
-void Locks::begin_leaving(Entries entries) noexcept {
-  for (auto const& each : entries) {
-    Lock& lock = each->second;
-    lock.leaving = true;
-    lock.unlocked = lock.invalidated;
-    list(lock);
-    context_.leaving += lock.range;
-  }
-}
-
-/// Unlock them without holding the mutex. False if the vendor refuses one.
-bool Locks::unlock(Entries entries, char const* why) noexcept {
-  if (entries.empty()) return true;
-  drain(entries.front()->second.device->vendor());
-  bool clear = true;
-  for (auto const& each : entries) {
-    Lock& lock = each->second;
-    if (lock.unlocked) context_.journal.unlocked(lock.range, lock.device->name(), why, now(), now());
-    else lock.unlocked = vendor_unlocks(lock, why);
-    clear &= lock.unlocked;
-  }
-  return clear;
-}
-
-void Locks::end_leaving(Entries entries) noexcept {
-  for (auto const& each : entries) {
-    Lock& lock = each->second;
-    context_.leaving -= lock.range;
-    if (!lock.unlocked) {
-      lock.leaving = false;
-      list(lock);
-      continue;
-    }
-    context_.locked -= lock.range;
-    if (lock.submitting == 0) table_.erase(each);
-    else lock.orphaned = true;
-  }
-}
-
-bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
-  try {
-    lock.stays = context_.policy.until_freed && context_.frees_seen && !is_of_a_library(lock.range);
-    if (!needed && !lock.stays) {
-      refusal = {Kind::rule, "it is a library's and not mapped, so its end would not be seen"};
-      return false;
-    }
-    pinning_map* const map = lock.device->map();
-    if (map == nullptr) {
-      refusal = {Kind::fails, "there is no library for " + lock.device->name()};
-      return false;
-    }
-    // Added after the map, and so informed before it: what the map still has is already invalidated here.
-    std::call_once(listens_, [&] { process_watcher().add(*this, false); });
-    void* device_ptr = nullptr;
-    auto const began = now();
-    if (pinning_lock(map, pointer(lock.range.start), lock.range.size(), &device_ptr) != PINNING_OK) {
-      refusal = {Kind::fails, pinning_last_error()};
-      return false;
-    }
-    lock.device_ptr = reinterpret_cast<Address>(device_ptr);
-    context_.journal.locked(lock.range, lock.device->name(), began, now());
+/// Forget what the program has locked where the memory has gone.
+void Locks::forget_gone() {
+  requested_.remove_if([&](Requested const& each) {
+    if (map()->holds(each.hold)) return false;
+    say("what the program has locked in " + text(each.range) + " is locked no more, for its memory has gone");
     return true;
-  } catch (std::exception const&) {  // no memory for the reason
-    refusal.kind = Kind::fails;
-    return false;
-  }
+  });
 }
 
-/// False if the vendor refuses, which is reported.
-bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
-  auto const began = now();
-  pinning_status const status = pinning_unlock(lock.device->map(), pointer(lock.range.start));
-  if (status == PINNING_OK || status == PINNING_NOT_LOCKED) {
-    context_.journal.unlocked(lock.range, lock.device->name(), why, began, now());
-    return true;
-  }
-  try {
-    say("what is locked at " + text(lock.range) + " stays locked: " + pinning_last_error());
-  } catch (std::exception const&) {
-  }
-  return false;
-}
-
-/// After an unmapping: release the locks that are now idle, except those that stay until their memory is freed.
-void Locks::release(Guard& guard, Range const& host) {
-  forget(host);
-  Run const met = settled(guard, host);
-  std::vector<Table::iterator> go;
-  for (auto each = met.begin(); each != met.end(); ++each) {
-    if (each->second.idle() && !each->second.stays) go.push_back(each);
-  }
-  drop(guard, go, "unlock: unmapped");
-}
-
-/// A mapping has ended: its locks have one user less. A lock being made counts its mappings when it is done.
-void Locks::forget(Range const& host) noexcept {
-  for (auto& [start, lock] : meeting(host)) {
-    if (lock.mappings != 0) lock.mappings--;
-    list(lock);
+/// Report locks of the program's own that end early, unless all of their memory is in a range.
+void Locks::report_lost(std::vector<Range> const& locks, std::string const& why, Range const& beside) {
+  for (Range const& lock : locks) {
+    if (beside.holds(lock) || !is_requested({lock})) continue;
+    say("what the program has locked in " + text(lock) + " is locked no more, for " + why);
   }
 }
 
@@ -474,25 +501,29 @@ void Locks::refuse(Device& device, Range const& range, Refusal const& refusal) {
   std::_Exit(1);
 }
 
-/// Update `idle_`, after each change of what makes a lock idle and at each use.
-void Locks::list(Lock& lock, bool used) noexcept {
-  if (lock.listed) idle_.erase(lock.last_use);
-  lock.listed = false;
-  if (used) lock.last_use = ++uses_;
-  if (!lock.idle()) return;
-  try {
-    lock.listed = idle_.try_emplace(lock.last_use, &lock).second;
-  } catch (std::bad_alloc const&) {  // the lock does not make room for others
-  }
+// ---- the journal, with the mutex ----
+
+void Locks::note(Range const& lock, Device& device, Moment began) {
+  if (!context_.journal.is_kept()) return;
+  note_ended(lock, "unlock: gone", began);
+  if (!noted_.try_emplace(lock.start, Noted{lock, &device}).second) return;
+  context_.journal.locked(lock, device.name(), began, now());
+  context_.journal.locked_bytes(process_budget().figures().locked);
 }
 
-/// Update the bounds, after each change of what is locked, incoming or leaving.
-void Locks::changed() noexcept {
-  Range all{~Address{0}, 0};
-  if (!table_.empty()) all = {table_.begin()->first, std::prev(table_.end())->second.range.end};
-  for (Incoming const& each : incoming_) all = around(all, each.range);
-  low_ = all.start;
-  high_ = all.end;
+/// Note which of the locks that start in a range have ended by now.
+void Locks::note_ended(Range const& in, char const* why, Moment began) {
+  for (auto each = noted_.lower_bound(in.start); each != noted_.end() && each->first < in.end;) {
+    auto const& [lock, device] = each->second;
+    auto const region = map()->find_registered(lock.start);
+    if (region && region->start == lock.start && region->whole == lock.size()) {
+      ++each;
+      continue;
+    }
+    context_.journal.unlocked(lock, device->name(), why, began, now());
+    context_.journal.locked_bytes(process_budget().figures().locked);
+    each = noted_.erase(each);
+  }
 }
 
 }  // namespace pinning::tool::openmp

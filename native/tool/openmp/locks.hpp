@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The locks that the tool holds for one vendor's devices. They never overlap, and no transfer crosses the border of
-// one: it lies inside one lock, or outside all, or the locks in its way are released first.
+// What the tool locks for one vendor's devices: a policy over the map of the process, which has the locks, and keeps
+// those without a user registered within the budget, to be given back longest idle first.
 //
-// One mutex guards everything, and each decision is one step while it is held: which locks are released, what is locked
-// in their place, and that both the budget and the transfers in progress allow it. It is held during no call of a
-// vendor or of the loader, which have locks under which other threads free memory. Ranges being locked are in
-// `incoming_` meanwhile, and locks being released are `leaving`; a thread that meets one waits for the outcome.
+// A lock is used by mappings, each from its first transfer in it until it ends; by transfers that no mapping contains,
+// until they are submitted; and by calls of `lock`. No transfer crosses the border of a lock: it lies inside one, or
+// outside all, or the locks in its way are released first.
+//
+// One mutex guards everything here. It is held during no call of a vendor or of the loader, which have locks under which
+// other threads free memory: the ranges of such a call are in `changing_`, and a thread that meets one waits.
 #pragma once
 
 #include <atomic>
@@ -14,9 +16,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <pinning/watcher.hpp>
-#include <ranges>
-#include <span>
+#include <pinning/shared_map.hpp>
 #include <string>
 #include <vector>
 
@@ -32,18 +32,13 @@ struct Context {
   Policy policy;
   bool frees_seen = false;  // by hooks.cpp, whose functions the program calls only if they were loaded first
   Journal journal;
-  std::mutex mutex;
-  struct Sum {
-    std::size_t bytes = 0, locks = 0;
-
-    void operator+=(Range const& lock) noexcept { bytes += lock.size(), locks++; }
-    void operator-=(Range const& lock) noexcept { bytes -= lock.size(), locks--; }
-  };
-  Sum locked, leaving;  // guarded by the mutex; what is incoming or leaving counts as locked
   std::size_t most_locks = ~std::size_t{0};  // each may take two of the mappings that a process may have
+  std::mutex mutex;
+  std::vector<PinnedMap const*> maps;         // (mutex) of the vendors
+  std::size_t coming_bytes = 0, coming = 0;  // (mutex) locks that are being made
 };
 
-class Locks : public InvalidationListener {
+class Locks {
  public:
   explicit Locks(Context& context) : context_(context), mutex_(context.mutex) {}
 
@@ -54,55 +49,37 @@ class Locks : public InvalidationListener {
   /// Called before a transfer is submitted: release locks that it crosses, and lock its buffer if that is due. Until
   /// `submitted`, no lock is made that it would cross, and its own is not released. Returns the lock that contains it.
   std::optional<Range> before_transfer(int number, Device& device, Range const& moved, Address device_ptr);
-  void submitted(Range const& moved);
+  /// This thread's transfer is submitted.
+  void submitted();
 
   /// Called before the memory is freed or its pages are replaced.
   void freed(Range const& range);
-  /// Called after it is gone by a call that hooks.cpp does not see. Its locks are given up by the next call that meets
-  /// them; libpinning's map makes the vendor calls.
-  std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
-  void drain_invalidations() override {}
-  bool may_have(Address ptr, std::uint64_t size) const noexcept override { return may_meet({ptr, ptr + size}); }
   /// False if no lock shares bytes with the range. Takes no mutex.
   bool may_meet(Range const& range) const noexcept {
-    return range.start < high_.load(std::memory_order_acquire) && low_.load(std::memory_order_acquire) < range.end;
+    if (range.start >= high_.load(std::memory_order_acquire) || low_.load(std::memory_order_acquire) >= range.end) {
+      return false;
+    }
+    return are_changing_ != 0 || map()->may_have(range.start, range.size());
   }
 
-  /// Lock a range that the program itself requests, whatever the budget. The lock stays until `unlock`, and may grow.
+  /// Lock a range that the program itself requests, whatever the budget, until `unlock`.
   pinning_status lock(Device& device, Range const& range, void** device_ptr);
   /// False if there is no such lock.
   bool unlock(Address ptr);
 
  private:
-  struct Lock {
-    Range range;
-    Device* device = nullptr;
-    Address device_ptr = 0;
-    std::size_t mappings = 0, asked = 0;  // its users: mappings that meet it, and calls of `lock`
-    std::size_t submitting = 0;  // transfers in it that are reported and not yet submitted
-    std::size_t last_use = 0;
-    bool listed = false;  // in `idle_`
-    bool stays = false;  // also without users, until its memory is freed
-    bool invalidated = false;  // its memory is gone
-    bool leaving = false;
-    bool unlocked = false;  // for the unlocking thread only
-    bool orphaned = false;  // released while a transfer in it was being submitted: that thread erases it
-
-    bool idle() const noexcept { return mappings == 0 && asked == 0 && !leaving; }
-  };
-  using Table = std::map<Address, Lock>;  // by start
-  using Run = std::ranges::subrange<Table::iterator>;
-  using Entries = std::span<Table::iterator const>;
   using Guard = std::unique_lock<std::mutex>;
 
-  /// What to lock, or what to clear for a transfer.
-  struct Request {
-    Device& device;
-    Range moved;            // by a transfer, or to be locked for the program
-    Range buffer;           // to be locked; empty if only the way of a transfer is to be cleared
-    std::size_t asked = 0;  // calls of `lock`
-
-    Range whole() const noexcept { return buffer.empty() ? moved : around(moved, buffer); }
+  /// A transfer that is being submitted.
+  struct Transfer {
+    Range moved;
+    std::optional<Range> lock = {};  // that contains it
+    Use use = {};                    // of that, unless a mapping has one
+  };
+  /// A lock that the program itself has requested.
+  struct Requested {
+    Range range;
+    Hold hold;
   };
   /// Why something is not locked. If the reason `passes`, the next transfer tries again, otherwise a later one; and
   /// only `fails` ends a program for which locks are mandatory.
@@ -111,58 +88,71 @@ class Locks : public InvalidationListener {
     Kind kind = Kind::none;
     std::string why;
   };
-  /// A decision: unlock the outgoing locks, which are in the way or idle, then lock `target`, which contains all that
-  /// are in the way, unless it is empty.
-  struct Plan {
-    std::vector<Table::iterator> outgoing;  // those in the way, then idle ones
-    std::size_t in_the_way = 0;
-    Range target;
-    Refusal refusal;
-  };
-  struct Incoming {
+  /// What is to be locked, and for which use.
+  struct Request {
+    Device& device;
     Range range;
-    bool invalidated = false;  // its memory is already gone
+    std::vector<Range> const& locks;  // the one that contains it, which gets one user more; otherwise none
+    bool is_used;       // by a mapping or the program, so that its end is seen
+    bool is_requested;  // by the program, whatever the budget
   };
   /// A lock, or why there is none.
   struct Outcome {
-    Lock* lock = nullptr;
+    std::optional<Hold> hold;
+    Range lock;
+    bool stays = false;  // also without a user, until its memory is freed
     Refusal refusal;
   };
 
-  Guard entered();
-  Run meeting(Range const& range) noexcept;
-  Run settled(Guard& guard, Range const& range);
-  static Lock* holding(Run const& met, Range const& range) noexcept;
-  Range widened(Range range) noexcept;
-  Range due(int number, Range const& moved, Address device_ptr);
-  Outcome replace(Guard& guard, Request const& request);
-  Plan decide(Request const& request);
-  bool make_room(Plan& plan, Range const& target);
-  Outcome make(Guard& guard, Request const& request, Plan const& plan);
-  bool drop(Guard& guard, Entries entries, char const* why);
-  void begin_leaving(Entries entries) noexcept;
-  bool unlock(Entries entries, char const* why) noexcept;
-  void end_leaving(Entries entries) noexcept;
-  bool vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept;
-  bool vendor_unlocks(Lock const& lock, char const* why) noexcept;
-  void release(Guard& guard, Range const& host);
-  void forget(Range const& host) noexcept;
+  PinnedMap* map() const noexcept {
+    pinning_map* const known = map_;
+    return known == nullptr ? nullptr : known->map;
+  }
+  pinning_map* opened(Device& device);
+
+  void await(Guard& guard, Range const& range);
+  bool is_changing(Range const& range) const noexcept;
+  std::vector<Range> cleared(Guard& guard, Range const& range, bool requested_too);
+  template <class Prepare, class Body>
+  void change(Guard& guard, std::list<Range> ranges, Prepare&& prepare, Body&& body);
+  std::vector<Range> locks_in(Guard& guard, Range const& range);
+  void clear(Guard& guard, Range const& range, std::vector<Range> const& locks, char const* why);
+  void retire(std::vector<Mapping> const& ended);
+  void end(Guard& guard, std::vector<Mapping> const& ended);
+  Outcome acquire(Guard& guard, Request const& request);
+  bool make_room(std::size_t size, Refusal& refusal);
+  bool release(Hold const& hold, bool keep) noexcept;
+  bool give_back(Range const& lock) noexcept;
+
+  std::optional<Range> enter(std::list<Transfer> transfer);
+  Range due(Mapping const* mapping, Range const& moved);
+  bool outlives_use() const noexcept { return context_.policy.until_freed && context_.frees_seen; }
+  bool is_held(Mapping const* mapping) const;
+  bool crosses_a_transfer(Range const& range) const noexcept;
+  bool is_requested(std::vector<Range> const& locks) const noexcept;
+  void forget_gone();
+  void report_lost(std::vector<Range> const& locks, std::string const& why, Range const& beside = {});
   void refuse(Device& device, Range const& range, Refusal const& refusal);
-  void list(Lock& lock, bool used = false) noexcept;
-  void changed() noexcept;
+  void note(Range const& lock, Device& device, Moment began);
+  void note_ended(Range const& in, char const* why, Moment began);
 
   Context& context_;
   std::mutex& mutex_;
-  std::condition_variable settled_;
-  std::once_flag listens_;  // to invalidations
-  Table table_;
-  std::list<Incoming> incoming_;  // ranges being locked
-  std::map<std::size_t, Lock*> idle_;  // locks without users, by last use
+  std::condition_variable changed_;
+  std::atomic<pinning_map*> map_ = nullptr;  // of the first device that locks
+  std::list<Range> changing_;              // being locked, or given back
+  std::atomic<std::size_t> are_changing_ = 0;
   Mappings mappings_;
-  std::vector<Range> moving_;  // transfers that are being submitted
-  inline static thread_local Lock* submits_in_ = nullptr;  // the lock of this thread's own transfer
-  std::size_t uses_ = 0;
-  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all locks: ranges outside need no mutex
+  std::list<Transfer> transfers_;
+  std::list<Requested> requested_;
+  std::vector<Hold> unused_;  // to be released; those that the vendor has refused, when something meets them
+  struct Noted {
+    Range lock;
+    Device* device;
+  };
+  std::map<Address, Noted> noted_;  // in the journal as locked, by start
+  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all that was ever locked: ranges outside need no mutex
+  static constinit inline thread_local Transfer* submits_ = nullptr;  // this thread's own transfer
 };
 
 }  // namespace pinning::tool::openmp

@@ -76,7 +76,7 @@ void end_transfer(Tool& tool, Operation const& op) {
   Device* const device = tool.devices.find(to ? op.target_device : op.source_device);
   auto const& lock = current.lock;
   if (std::exchange(current.watched, false)) {
-    tool.locks(*device).submitted(op.host());
+    tool.locks(*device).submitted();
     Uncancelled::end();
   }
   if (auto const& report = tool.context.journal.report) {

@@ -155,10 +155,19 @@ class CudaDevice : public VendorDevice {
     return device_ptr;
   }
 
+  /// The driver does not wait for copies in progress: they then fail, and the context with them, by "unspecified launch
+  /// failure" (H200, driver 580).
   void unlock(Address ptr) override {
     auto const current = here();
+    if (std::uint64_t const expected = expected_copies_; awaited_copies_ < expected) {
+      synchronize_all();
+      std::uint64_t awaited = awaited_copies_;
+      while (awaited < expected && !awaited_copies_.compare_exchange_weak(awaited, expected)) {
+      }
+    }
     driver_.check(driver_.cuMemHostUnregister, reinterpret_cast<void*>(ptr));
   }
+  void expect_copies_of_others() noexcept override { ++expected_copies_; }
 
   /// Needs no context.
   std::optional<Pinned> is_pinned(Address ptr) override {
@@ -300,6 +309,26 @@ class CudaDevice : public VendorDevice {
     throw VendorError(std::move(call));
   }
 
+  /// Wait for every GPU in use, because each may copy memory that another has locked. An error means that a device was
+  /// lost before, which the program learns from its own calls.
+  void synchronize_all() noexcept {
+    int count = 0;
+    if (driver_.cuDeviceGetCount(&count) != 0) return;
+    for (int index = 0; index < count; ++index) {
+      int device = 0, active = 0;
+      unsigned flags = 0;
+      void* context = nullptr;
+      if (driver_.cuDeviceGet(&device, index) != 0) continue;
+      if (driver_.cuDevicePrimaryCtxGetState(device, &flags, &active) != 0 || active == 0) continue;
+      if (driver_.cuDevicePrimaryCtxRetain(&context, device) != 0) continue;
+      if (driver_.cuCtxPushCurrent_v2(context) == 0) {
+        driver_.cuCtxSynchronize();
+        driver_.cuCtxPopCurrent_v2(&context);
+      }
+      driver_.cuDevicePrimaryCtxRelease_v2(device);
+    }
+  }
+
   std::optional<Range> range_around(Address ptr) {
     driver_.started().check();
     std::array asked{int{CU_POINTER_ATTRIBUTE_MEMORY_TYPE},      int{CU_POINTER_ATTRIBUTE_IS_MANAGED},
@@ -362,6 +391,7 @@ class CudaDevice : public VendorDevice {
   std::atomic<Where> context_;
   std::mutex mutex_;
   std::shared_ptr<SpareEvents> spare_events_;  // of the primary context
+  static inline std::atomic<std::uint64_t> expected_copies_ = 0, awaited_copies_ = 0;  // of others; of all GPUs
 };
 
 }  // namespace

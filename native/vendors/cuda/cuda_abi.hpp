@@ -52,6 +52,7 @@ struct CopyAttributes {
   FUNCTION(cuDeviceGetAttribute, int, int*, int, int)                                                   \
   FUNCTION(cuDeviceCanAccessPeer, int, int*, int, int)                                                  \
   FUNCTION(cuDeviceGetP2PAttribute, int, int*, int, int, int)                                           \
+  FUNCTION(cuDevicePrimaryCtxGetState, int, int, unsigned*, int*)                                       \
   FUNCTION(cuDevicePrimaryCtxRetain, int, void**, int)                                                  \
   FUNCTION(cuDevicePrimaryCtxRelease_v2, int, int)                                                      \
   FUNCTION(cuCtxGetCurrent, int, void**)                                                                \

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads map, transfer, unmap, free and lock parts of one memory at random, and some of it is removed unseen: no
-// transfer ever crosses a lock, and in the end nothing is locked. Compiled with the tool's own sources except its
-// hooks, and with a locker that keeps its own list.
+// Threads map, transfer, unmap, free and lock parts of one memory at random, within a small budget, and some of it is
+// removed unseen: no transfer ever crosses a lock, and in the end nothing is locked. Compiled with the tool's own sources
+// except its hooks, and a map of a device that keeps its own list.
 #include <cstdio>
 #include <cstdlib>
-#include <list>
 #include <map>
 #include <mutex>
 #include <random>
@@ -25,20 +24,16 @@ namespace {
 constexpr std::size_t page = 4096, pages = 64;
 char* memory;
 
-// Locked ranges by start, as the vendor knows them; and ranges that are being locked.
-struct Coming {
-  Range range;
-  bool left = false;
-};
+// Locked ranges by start, as the vendor knows them.
 std::mutex mutex;
-std::map<char*, std::size_t> locked;
-std::list<Coming> coming;
+std::map<Address, std::size_t> locked;
+std::atomic<bool> keeps = true;  // the vendor refuses to unlock now and then
 
 template <class Each>
-void each_meeting(char* ptr, std::size_t size, Each&& each) {
+void each_meeting(Range const& range, Each&& each) {
   std::lock_guard const guard(mutex);
   for (auto const& [start, length] : locked) {
-    if (start < ptr + size && ptr < start + length) each(start, length);
+    if (Range const lock{start, start + length}; lock.meets(range)) each(lock);
   }
 }
 
@@ -47,10 +42,47 @@ void each_meeting(char* ptr, std::size_t size, Each&& each) {
   std::_Exit(1);
 }
 
-/// Reports memory that is gone in the order of libpinning's watcher: first to the tool, then to the map.
+class Vendor : public pinning::VendorDevice {
+ public:
+  Address lock(Address ptr, std::uint64_t size, pinning::LockOptions) override {
+    each_meeting({ptr, ptr + size}, [](auto const&) { fail("a lock overlaps another"); });
+    refuse_now_and_then(true);
+    std::lock_guard const guard(mutex);
+    locked[ptr] = size;
+    return ptr;
+  }
+  void unlock(Address ptr) override {
+    refuse_now_and_then(keeps);
+    forget(ptr, {});
+  }
+  void forget(Address ptr, pinning::Span) override {
+    std::lock_guard const guard(mutex);
+    if (locked.erase(ptr) == 0) fail("what is unlocked was not locked");
+  }
+  std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
+  std::string const& name() const noexcept override { return name_; }
+  Address allocate(std::uint64_t, pinning::MemoryKind, bool) override { std::abort(); }
+  void free(Address, pinning::MemoryKind) override { std::abort(); }
+  std::optional<pinning::MemoryInfo> memory_info(Address) override { return std::nullopt; }
+  void copy(Address, Address, std::uint64_t) override { std::abort(); }
+  void synchronize() override {}
+  std::unique_ptr<pinning::VendorQueue> make_queue() override { std::abort(); }
+  std::unique_ptr<pinning::VendorQueue> adopt_queue(std::uintptr_t) override { std::abort(); }
+
+ private:
+  static void refuse_now_and_then(bool refuses) {
+    thread_local std::mt19937 random(static_cast<unsigned>(std::hash<std::thread::id>()(std::this_thread::get_id())));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 50));
+    if (refuses && random() % 17 == 3) throw pinning::VendorError({"lock", 1, "REFUSED", ""});
+  }
+
+  std::string const name_ = "cuda:0";
+} vendor;
+
+/// Reports memory that is gone, as libpinning's watcher does.
 class Watch : public pinning::Watcher {
  public:
-  void add(pinning::InvalidationListener& tenant, bool) noexcept override { tenant_ = &tenant; }
+  void add(pinning::InvalidationListener& listener, bool) noexcept override { listener_ = &listener; }
   void remove(pinning::InvalidationListener&) noexcept override {}
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
@@ -63,50 +95,30 @@ class Watch : public pinning::Watcher {
   void leave(Range const& range) {
     std::lock_guard const one(leaving_);
     pending_ = 1;
-    pinning::InvalidationListener* const tenant = tenant_;
-    while (tenant != nullptr && !tenant->try_invalidate(range.start, range.size())) std::this_thread::yield();
-    {
-      std::lock_guard const guard(mutex);
-      std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
-      for (Coming& each : coming) each.left |= each.range.meets(range);
-    }
+    pinning::InvalidationListener* const listener = listener_;
+    while (listener != nullptr && !listener->try_invalidate(range.start, range.size())) std::this_thread::yield();
     pending_ = 0;
   }
 
  private:
   std::mutex leaving_;
-  std::atomic<pinning::InvalidationListener*> tenant_ = nullptr;
+  std::atomic<pinning::InvalidationListener*> listener_ = nullptr;
 } watcher;
 
 }  // namespace
 
 pinning::Watcher& pinning::process_watcher() { return watcher; }
+pinning::Budget& pinning::process_budget() {
+  static Budget budget;
+  return budget;
+}
 
 // Stand-ins for libpinning's functions.
 extern "C" {
 pinning_status pinning_map_open(pinning_map** map, char const*) noexcept {
-  *map = reinterpret_cast<pinning_map*>(1);
+  static pinning_map only(vendor, ~std::uint64_t{0}, &vendor);
+  *map = &only;
   return PINNING_OK;
-}
-pinning_status pinning_lock(pinning_map*, void* ptr, size_t size, void** device_ptr) noexcept {
-  while (watcher.has_pending()) std::this_thread::yield();
-  std::unique_lock guard(mutex);
-  auto const mine = coming.insert(coming.end(), {range_of(ptr, size)});
-  guard.unlock();
-  each_meeting(static_cast<char*>(ptr), size, [](auto...) { fail("a lock overlaps another"); });
-  std::this_thread::sleep_for(std::chrono::microseconds(std::rand() % 50));
-  guard.lock();
-  bool const left = mine->left;
-  coming.erase(mine);
-  if (left || locked.size() % 17 == 3) return PINNING_VENDOR_ERROR;
-  locked[static_cast<char*>(ptr)] = size;
-  *device_ptr = ptr;
-  return PINNING_OK;
-}
-pinning_status pinning_unlock(pinning_map*, void const* ptr) noexcept {
-  std::this_thread::sleep_for(std::chrono::microseconds(std::rand() % 50));
-  std::lock_guard const guard(mutex);
-  return locked.erase(static_cast<char*>(const_cast<void*>(ptr))) == 1 ? PINNING_OK : PINNING_NOT_LOCKED;
 }
 pinning_status pinning_fail(pinning_status status, char const*) noexcept { return status; }
 char const* pinning_last_error() noexcept { return "the vendor's refusal"; }
@@ -116,6 +128,7 @@ int main(int argc, char** argv) {
   double const seconds = argc > 1 ? std::atof(argv[1]) : 2;
   setenv("PINNING_LOCK_MIN_BYTES", "4096", 1);
   setenv("PINNING_LOCK_AFTER", "1", 1);
+  setenv("PINNING_LOCK_BUDGET", "128KiB", 1);
   setenv("PINNING_REPORT", "/dev/null", 1);
   memory = static_cast<char*>(std::aligned_alloc(page, page * pages));
   Tool& tool = Tool::get();
@@ -138,11 +151,12 @@ int main(int argc, char** argv) {
       Inside const inside;
       if (action < 4) {
         locks.mapped(me, range_of(ptr, size), device_ptr + first);
+        bool const kept = keeps;
         auto const lock = locks.before_transfer(me, device, range_of(ptr, size), device_ptr + first);
-        each_meeting(ptr, size, [&](char* start, std::size_t length) {
-          if (start > ptr || start + length < ptr + size) fail("a transfer crosses a lock");
+        each_meeting(range_of(ptr, size), [&](Range const& held) {
+          if (!kept && !held.holds(range_of(ptr, size))) fail("a transfer crosses a lock");
         });
-        locks.submitted(range_of(ptr, size));
+        locks.submitted();
         transfers++;
         within += lock.has_value();
         locks.unmapped(me, device_ptr + first);
@@ -161,6 +175,9 @@ int main(int argc, char** argv) {
   };
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; i++) threads.emplace_back(work, i);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds / 2));
+  keeps = false;
+  locks.freed(range_of(memory, page * pages));
   for (auto& each : threads) each.join();
   locks.freed(range_of(memory, page * pages));
   if (!locked.empty()) fail("something stays locked");

@@ -199,6 +199,18 @@ inline bool PinnedMap::changed_since(std::uint64_t changes, Address ptr, std::ui
   return changes_ != changes;
 }
 
+inline bool PinnedMap::is_changing(Address ptr, std::uint64_t size) const {
+  auto const regions = table_.overlapping(ptr, size);
+  return std::any_of(regions.begin(), regions.end(), [&](auto const& each) { return !look(each.start, 1, true); });
+}
+
+inline void PinnedMap::await_changes(Address ptr, std::uint64_t size) {
+  await_invalidations();
+  std::unique_lock guard(mutex_);
+  while (!settle(guard, ptr, size)) {
+  }
+}
+
 inline void PinnedMap::settle_as(Record& record, State state) noexcept {
   State const before = record.state.load(std::memory_order_relaxed);
   record.state.store(state, std::memory_order_release);
