@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include <initializer_list>
+#include <pinning/process.hpp>
 #include <string>
 
 #include "function.hpp"
-#include "process.hpp"
 
 namespace pinning {
 
@@ -45,10 +45,10 @@ class Started {
  public:
   explicit Started(char const* driver) : driver_(driver) {}
   /// Whether this is a child of that process, in which the driver must not be called.
-  bool elsewhere() const noexcept { return generation() != generation_; }
+  bool is_parents() const noexcept { return pinning::is_parents(made_in_); }
   /// Throw Unavailable in such a child. It only reads a word, so hot paths may call it.
   void check() const {
-    if (elsewhere()) refuse();
+    if (is_parents()) refuse();
   }
 
  private:
@@ -56,7 +56,7 @@ class Started {
 
   char const* driver_;
   pid_t const process_ = getpid();  // for the refusal
-  unsigned const generation_ = generation();
+  unsigned const made_in_ = generation();
 };
 
 }  // namespace pinning

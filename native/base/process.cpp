@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "process.hpp"
-
 #include <pthread.h>
 
 #include <cstdlib>
+#include <pinning/process.hpp>
 
 namespace pinning {
 
 namespace {
 
-std::atomic<void (*)()> handlers[subsystems];
+std::atomic<void (*)()> handlers[static_cast<std::size_t>(Subsystem::none)];
 
 void after_fork_in_child() {
   ++forks;

@@ -47,11 +47,12 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <pinning/budget.hpp>
+#include <pinning/process.hpp>
 #include <pinning/staging.hpp>
 
-#include "../base/process.hpp"
 #include "../base/processors.hpp"
 #include "copy_threads.hpp"
 
@@ -653,32 +654,30 @@ void Rings::forget_gone(CopyThreads& threads) {
   for (auto const& ring : out) ring->memory.unmap();
 }
 
-/// The staging of each device. A forked child begins with a new one: threads of the parent may have been changing it.
+/// The staging of each device.
 struct Known {
   std::mutex mutex;
   std::map<VendorDevice*, std::shared_ptr<Rings>> of;
+
+  /// In a forked child: begin with none, because threads of the parent may have been changing this.
+  void begin_anew() noexcept {
+    CopyThreads::after_fork();
+    new (this) Known;
+  }
 };
-Only<Known> known_stagings;
+using TheKnown = Only<Known, Subsystem::copies>;
 
 std::vector<std::shared_ptr<Rings>> all_known() {
   std::vector<std::shared_ptr<Rings>> all;
-  if (Known* const known = known_stagings.if_made()) {
+  if (Known* const known = TheKnown::if_made()) {
     std::lock_guard const guard(known->mutex);
     for (auto const& [device, rings] : known->of) all.push_back(rings);
   }
   return all;
 }
 
-void begin_anew() {
-  CopyThreads::after_fork();
-  known_stagings.forget();
-}
-
 Known& known() {
-  return known_stagings.get([] {
-    at_fork(Subsystem::copies, begin_anew);
-    return std::make_unique<Known>();
-  });
+  return TheKnown::get([] { return std::make_unique<Known>(); });
 }
 
 std::atomic<std::uint64_t> queue_numbers{0};
@@ -730,7 +729,7 @@ Staging& staging(VendorDevice& device) {
 }
 
 void forget_staging(VendorDevice& device) noexcept {
-  Known* const all = known_stagings.if_made();
+  Known* const all = TheKnown::if_made();
   if (all == nullptr) return;
   std::lock_guard const guard(all->mutex);
   all->of.erase(&device);

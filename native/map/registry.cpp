@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which device has which map. No lock: the list only grows.
 #include <memory>
+#include <pinning/process.hpp>
 #include <pinning/shared_map.hpp>
 #include <pinning/status_page.hpp>
 
-#include "../base/process.hpp"
 #include "../vendors/devices.hpp"
 
 namespace pinning {

@@ -11,13 +11,13 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <pinning/process.hpp>
 #include <pinning/status_page.hpp>
 #include <string_view>
 #include <utility>
 
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
-#include "../base/process.hpp"
 #include "../base/setting.hpp"
 
 // A leak sanitizer in the program, which looks for pointers in no memory but the program's data, stacks and heap.
@@ -145,22 +145,18 @@ struct Book {
   }
 };
 
-Only<Book> only;
-
-void begin_anew() {
-  if (Book* const known = only.if_made()) known->begin_anew();
-}
-
 Book& book() noexcept {
-  return only.get([] {
-    at_fork(Subsystem::status, begin_anew);
-    return std::make_unique<Book>(anonymous(sizeof(StatusPage)));
-  });
+  return Only<Book, Subsystem::status>::get([] { return std::make_unique<Book>(anonymous(sizeof(StatusPage))); });
 }
 
 }  // namespace
 
 StatusPage& status_page() noexcept { return *book().page; }
+
+/// Never destroyed, nor are the maps that it counts.
+Budget& process_budget() {
+  return Only<Budget, Subsystem::budget>::get([] { return std::make_unique<Budget>(&status_page().budget); });
+}
 
 void show_status() noexcept {
   Book& ours = book();

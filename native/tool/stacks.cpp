@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 
 #include "this_process.hpp"
@@ -15,7 +14,6 @@ namespace pinning::tool {
 
 namespace {
 
-std::atomic<std::uint64_t> last_era = 0;
 pthread_key_t current;  // a thread's own Stack, destroyed when the thread ends, for whatever reason
 bool key_is_made = false;
 pthread_t main_thread;
@@ -76,8 +74,6 @@ void Stack::begin() noexcept {
   Address const top = (static_cast<Address>(pthread_self()) | (largest_page - 1)) + 1;
   range_ = {top - std::min<Address>(top, size_ + largest_page), top};
   List const list;
-  if (list.all.era == 0) list.all.era = ++last_era;
-  era_ = list.all.era;
   next_ = list.all.first;
   if (next_ != nullptr) next_->previous_ = this;
   list.all.first = this;
@@ -86,10 +82,11 @@ void Stack::begin() noexcept {
 void Stack::end(void* stack) noexcept { delete static_cast<Stack*>(stack); }
 
 Stack::~Stack() {
-  if (era_ == 0) return;
+  if (range_.empty()) return;
   {
     List const list;
-    if (era_ == list.all.era) {  // not if a fork has begun another
+    bool const is_listed = previous_ != nullptr ? previous_->next_ == this : list.all.first == this;
+    if (is_listed) {  // not if a fork has begun another list
       (previous_ != nullptr ? previous_->next_ : list.all.first) = next_;
       if (next_ != nullptr) next_->previous_ = previous_;
     }

@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include <cstddef>
-#include <cstdint>
 
 #include "range.hpp"
 
@@ -37,7 +36,6 @@ class Stack {
   std::size_t size_ = 0;
   Range range_;
   mutable pthread_mutex_t life_;  // robust and held by the thread: the kernel marks it when the thread is gone
-  std::uint64_t era_ = 0;         // of the list that contains this
   Stack *previous_ = nullptr, *next_ = nullptr;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <new>
+#include <pinning/process.hpp>
 
 namespace pinning::tool {
 
@@ -14,9 +15,8 @@ namespace {
 bool wiped = false;  // by the kernel, at a fork
 std::atomic<Watcher*> informed = nullptr;
 
-/// Registered after libpinning's own handler, so the watcher has begun anew. Before that, in the handlers of libpinning
-/// and of other libraries, no call is reported: a thread of the parent may have held the mutexes of the listeners. Nor
-/// is any in a child that is made without handlers (_Fork, clone).
+/// When the watcher has begun anew. Before that no call is reported: a thread of the parent may have held the mutexes of
+/// the listeners. Nor is any in a child that is made without handlers (_Fork, clone).
 void begin_in_child() {
   if (!wiped) new (&this_process) ThisProcess{};
   this_process.watcher = informed.load();
@@ -24,7 +24,7 @@ void begin_in_child() {
 
 [[gnu::constructor]] void begin() {
   wiped = madvise(&this_process, sizeof this_process, MADV_WIPEONFORK) == 0;  // not in gVisor
-  pthread_atfork(nullptr, nullptr, begin_in_child);
+  at_fork(Subsystem::tool, begin_in_child);
   this_process.began = true;
 }
 

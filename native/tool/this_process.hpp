@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 
 namespace pinning {
 
@@ -37,7 +36,6 @@ struct alignas(largest_page) ThisProcess {
   struct Stacks {
     pthread_mutex_t mutex;
     Stack* first;
-    std::uint64_t era;  // differs from those of the processes that this one was forked from
   } stacks;
 };
 

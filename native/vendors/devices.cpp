@@ -4,10 +4,10 @@
 
 #include <charconv>
 #include <iterator>
+#include <pinning/process.hpp>
 #include <string_view>
 
 #include "../base/alone.hpp"
-#include "../base/process.hpp"
 
 namespace pinning {
 

@@ -39,6 +39,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <pinning/process.hpp>
 #include <pinning/watcher.hpp>
 #include <span>
 #include <system_error>
@@ -46,7 +47,6 @@
 
 #include "../base/descriptor.hpp"
 #include "../base/file_identity.hpp"
-#include "../base/process.hpp"
 #include "../base/setting.hpp"
 #include "page_counts.hpp"
 
@@ -609,20 +609,9 @@ class Watch : public Watcher {
   std::size_t heard_count_ = 0;
 };
 
-namespace {
-
 /// Never destroyed: its threads run until the process ends.
-Only<Watch> only;
-
-void begin_anew() {
-  if (Watch* const watch = only.if_made()) watch->begin_anew();
-}
-
-}  // namespace
-
 Watcher& process_watcher() {
-  return only.get([] {
-    at_fork(Subsystem::watch, begin_anew);
+  return Only<Watch, Subsystem::watch>::get([] {
     return std::unique_ptr<Watch>(new Watch);  // does not zero its arrays
   });
 }

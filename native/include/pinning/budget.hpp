@@ -223,8 +223,9 @@ class Budget {
   }
 
   /// In a forked child, where nothing is locked and no map exists yet; a thread of the parent may have held the mutex.
-  void begin_anew(unsigned generation) noexcept {
+  void begin_anew() noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
+    unsigned const generation = generation_ + 1;
     new (this) Budget(shown_);
     generation_ = generation;
     limit_ = limit;
@@ -232,7 +233,7 @@ class Budget {
     show();
   }
 
-  /// The process for which it counts: bytes reserved in another generation must not be returned.
+  /// The process for which it counts, as a number of forks: bytes reserved in another generation must not be returned.
   unsigned generation() const noexcept { return generation_; }
 
   /// Update the shown figures. Each thread reads again after its store, so that the last one leaves the final value.

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "budget.hpp"
-#include "generation.hpp"
+#include "process.hpp"
 #include "vendor.hpp"
 
 namespace pinning {
@@ -39,7 +39,7 @@ class PartLists {
 
   /// Take back room that no device reads any more. Does nothing in a forked child: the room belongs to the parent.
   void give(Room const& room) noexcept {
-    if (room.parts == nullptr || generation() != generation_) return;
+    if (room.parts == nullptr || is_parents(made_in_)) return;
     std::lock_guard const guard(mutex_);
     try {
       spares_.emplace(room.count, room);
@@ -87,7 +87,7 @@ class PartLists {
   }
 
   VendorDevice& device_;
-  unsigned const generation_ = generation();
+  unsigned const made_in_ = generation();
   std::mutex mutex_;
   std::multimap<std::uint64_t, Room> spares_;  // by count
 };

@@ -50,7 +50,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
         budget_(budget == nullptr ? *own_ : *budget),
-        generation_(budget_.generation()),
+        made_in_(budget_.generation()),
         siblings_(budget == nullptr ? nullptr : locker.siblings()) {
     if (siblings_ != nullptr) siblings_->join(*this);
     if (watcher_ != nullptr) watcher_->add(*this, drained_by_watcher);
@@ -78,7 +78,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   /// Whether this is a fork of the process that made the map, and the budget has been reset. Then the map holds nothing
   /// and releases nothing: destructors may run before another map takes its place.
-  bool is_parents() const noexcept { return generation_ != budget_.generation(); }
+  bool is_parents() const noexcept { return made_in_ != budget_.generation(); }
 
   /// Count one more lock of [ptr, ptr + size), and lock it first if no region holds it.
   ///
@@ -470,7 +470,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   Watcher* const watcher_;
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
-  unsigned const generation_;
+  unsigned const made_in_;
   Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
   RegionStarts starts_;

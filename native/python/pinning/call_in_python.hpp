@@ -5,14 +5,14 @@
 
 #include <sys/syscall.h>
 
-#include <pinning/generation.hpp>
 #include <pinning/gil.hpp>
+#include <pinning/process.hpp>
 
 namespace pinning {
 
 /// Runs on a thread of the vendor, which may never have run Python before.
 inline void call_in_python(void* callback) {
-  unsigned const before = generation();
+  unsigned const begun_in = generation();
   {
     Gil const gil;
     PyObject* const result = PyObject_CallNoArgs(static_cast<PyObject*>(callback));
@@ -22,7 +22,7 @@ inline void call_in_python(void* callback) {
   // The function has forked and has returned in the child too. There the thread would go on with the queue of its
   // parent, for ever. It ends instead, without unwinding the vendor's functions, and so does a child that has no
   // other thread.
-  if (generation() != before) syscall(SYS_exit, 0);
+  if (is_parents(begun_in)) syscall(SYS_exit, 0);
 }
 
 }  // namespace pinning

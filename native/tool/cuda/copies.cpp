@@ -18,13 +18,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <pinning/generation.hpp>
+#include <pinning/process.hpp>
 #include <pinning/shared_map.hpp>
 #include <pinning/staging.hpp>
 #include <set>
 #include <vector>
 
-#include "../../base/process.hpp"
 #include "../../base/spin_time.hpp"
 #include "../this_process.hpp"
 #include "../uncancelled.hpp"
@@ -150,7 +149,7 @@ struct Contexts {
     return *list.add(std::make_unique<Context>(handle, number), same);
   }
 };
-Only<Contexts> contexts;
+using TheContexts = Only<Contexts>;
 
 /// Whether the stream may still execute what was submitted to it.
 bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
@@ -249,7 +248,7 @@ Outcome stage_group(Driver const& driver, Group const& group) {
     int const waits = driver.cuStreamQuery(stream);
     if (waits != success && waits != not_ready) return Outcome::refused;
   }
-  Context& context = contexts.get([] { return std::make_unique<Contexts>(); }).get(context_handle, context_number);
+  Context& context = TheContexts::get([] { return std::make_unique<Contexts>(); }).get(context_handle, context_number);
   if (context.failures >= most_failures) return Outcome::refused;
   if (context.asked_for.fetch_add(group.bytes) + group.bytes < thresholds_before_rings * settings.min_bytes) {
     return Outcome::few;
@@ -295,8 +294,8 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
     }
   };
   // Before any question to the driver, whose locks other threads may have held at the fork.
-  Contexts const* const made = contexts.if_made();
-  if (made != nullptr && made->made_in != generation()) return each([](Request const&) { return Outcome::child; });
+  Contexts const* const made = TheContexts::if_made();
+  if (made != nullptr && is_parents(made->made_in)) return each([](Request const&) { return Outcome::child; });
   if (tool::this_process.sandboxed) return each([](Request const&) { return Outcome::sandboxed; });
   if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
   if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });

@@ -18,10 +18,6 @@ char const* advice(int code) {
   }
 }
 
-/// The process that called cuInit first. In a fork of it another cuInit may crash (driver 580), even if the first one
-/// has failed or was under way in another thread.
-Only<Started const> first_start;
-
 }  // namespace
 
 Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the NVIDIA driver, which provides it") {
@@ -46,7 +42,9 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
       .stream_is_capturing = cuStreamIsCapturing,
       .thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode,
   };
-  first_start.get([] { return std::make_unique<Started const>("CUDA"); }).check();
+  // The process that called cuInit first: in a fork of it another cuInit may crash (driver 580), even if the first one
+  // has failed or was under way in another thread.
+  Only<Started const>::get([] { return std::make_unique<Started const>("CUDA"); }).check();
   int const code = cuInit(0);
   if (code != 0) {
     throw Unavailable("the NVIDIA driver does not start: " + failed("cuInit", code).text() + "; " + advice(code));
@@ -54,8 +52,7 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
 }
 
 Driver const& Driver::get() {
-  static Only<Driver> only;
-  Driver const& driver = only.get([] { return std::unique_ptr<Driver>(new Driver); });
+  Driver const& driver = Only<Driver>::get([] { return std::unique_ptr<Driver>(new Driver); });
   driver.started().check();
   return driver;
 }

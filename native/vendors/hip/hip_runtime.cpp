@@ -9,8 +9,6 @@ namespace {
 
 constexpr Where unchanged = ~Where{0};
 
-Only<Runtime> only;
-
 }  // namespace
 
 Runtime::Runtime()
@@ -52,7 +50,7 @@ void Runtime::start() {
 }
 
 Runtime const& Runtime::get() {
-  Runtime const& runtime = only.get([] {
+  Runtime const& runtime = Only<Runtime>::get([] {
     auto runtime = std::unique_ptr<Runtime>(new Runtime);
     runtime->start();
     return runtime;
@@ -62,7 +60,7 @@ Runtime const& Runtime::get() {
 }
 
 VendorLibrary Runtime::library() {
-  if (only.if_made() != nullptr) get();  // throws in a fork
+  if (Only<Runtime>::if_made() != nullptr) get();  // throws in a fork
   Runtime const loaded;
   int version = 0;
   loaded.check(loaded.hipRuntimeGetVersion, &version);

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <pinning/generation.hpp>
+#include <pinning/process.hpp>
 #include <vector>
 
 #include "../../base/futex.hpp"
@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 void check_process(unsigned made_in) {
-  if (made_in == generation()) return;
+  if (!is_parents(made_in)) return;
   throw std::runtime_error("this queue of the host belongs to the process that made it, of which this is a fork: make "
                            "queues after the fork");
 }
@@ -115,8 +115,7 @@ class HostQueueThread : public QueueThread {
   }
 
   std::uintptr_t handle() const noexcept { return handle_; }
-  /// Whether its thread runs in this process.
-  bool is_here() const noexcept { return made_in_ == generation(); }
+  bool is_parents() const noexcept { return pinning::is_parents(made_in_); }
 
  private:
   /// Whether this many jobs are done; fewer than 2^31 are ever pending.
@@ -137,7 +136,7 @@ class HostQueue : public VendorQueue {
   /// `queues` lists the thread until this queue stops it; null for an adopted queue.
   HostQueue(std::shared_ptr<HostQueueThread> thread, HostQueues* queues) : thread_(std::move(thread)), queues_(queues) {}
   ~HostQueue() override {
-    if (thread_->is_here()) close();
+    if (!thread_->is_parents()) close();
   }
 
   std::uintptr_t handle() const noexcept override { return thread_->handle(); }

@@ -240,7 +240,7 @@ class Queue : public VendorQueue {
   Queue(Runtime const& runtime, int gpu, std::shared_ptr<HsaQueueThread> thread)
       : runtime_(runtime), gpu_(gpu), thread_(std::move(thread)) {}
   ~Queue() override {
-    if (!runtime_.started().elsewhere()) end();
+    if (!runtime_.started().is_parents()) end();
   }
 
   std::uintptr_t handle() const noexcept override { return 0; }

@@ -55,8 +55,7 @@ Runtime::Runtime()
 }
 
 Runtime& Runtime::get() {
-  static Only<Runtime> only;
-  Runtime& runtime = only.get([] { return std::unique_ptr<Runtime>(new Runtime); });
+  Runtime& runtime = Only<Runtime>::get([] { return std::unique_ptr<Runtime>(new Runtime); });
   runtime.started().check();
   return runtime;
 }

@@ -31,7 +31,7 @@ Handle SpareSignals::take(std::int64_t value) {
 }
 
 void SpareSignals::give(Handle signal) noexcept {
-  if (runtime_.started().elsewhere()) return;
+  if (runtime_.started().is_parents()) return;
   std::size_t most;
   {
     std::lock_guard const guard(mutex_);
@@ -42,7 +42,7 @@ void SpareSignals::give(Handle signal) noexcept {
 }
 
 void SpareSignals::close() noexcept {
-  if (made_ == 0 || runtime_.started().elsewhere()) return;
+  if (made_ == 0 || runtime_.started().is_parents()) return;
   {
     std::lock_guard const guard(mutex_);
     most_ = 0;

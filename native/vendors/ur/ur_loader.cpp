@@ -26,8 +26,7 @@ Loader::Loader()
 }
 
 Loader& Loader::get() {
-  static Only<Loader> only;
-  Loader& loader = only.get([] { return std::unique_ptr<Loader>(new Loader); });
+  Loader& loader = Only<Loader>::get([] { return std::unique_ptr<Loader>(new Loader); });
   loader.started().check();
   return loader;
 }
