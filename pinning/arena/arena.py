@@ -32,7 +32,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count, describe, integer, seconds
-from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork, defer, run_deferred
+from pinning.runtime.process import WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
 _STEP = 2 << 20  # bytes; the smallest automatic growth
@@ -230,7 +230,7 @@ class Arena(Space):
         """
         patience = seconds(timeout)
         end = None if patience is None else time.monotonic() + patience
-        if not self._own:
+        if self._is_parents:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)):
             self._alone(self._resume)  # Ctrl-C ended a `close` before it could resume the locking
@@ -579,5 +579,5 @@ def _at_exit() -> None:
             each.over.wait(until - time.monotonic())
 
 
-at_fork(Subsystem.ARENAS, _in_child)
-at_exit(Subsystem.ARENAS, _at_exit)
+at_fork(_in_child)
+at_exit(_at_exit)

@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport strerror
 from libcpp.string cimport string
 
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 import mmap
 import os
@@ -165,20 +165,20 @@ cdef class Memory:
     cdef readonly list holds  # type: list[Hold]
     cdef readonly uint64_t page
     cdef int advice
-    cdef long generation
+    cdef unsigned made_in
 
     def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice) -> None:
         if self.mapped.start is not NULL:
             raise TypeError("a Memory cannot be initialized again")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
-        self.generation = generation()
+        self.made_in = generation()
         cdef int code = self.mapped.reserve(maximum, aligned)
         if code < 0:
             raise refused(code, "mmap")
 
     def __dealloc__(self):
         cdef bint alone = self.segment is None
-        if self.generation != generation():
+        if is_parents(self.made_in):
             if self.segment is None:  # not mapped in a forked child
                 return
         else:
@@ -205,10 +205,7 @@ cdef class Memory:
     @property
     def here(self) -> bool:
         """Whether it is mapped in this process."""
-        return self.is_here()
-
-    cdef bint is_here(self) noexcept:
-        return self.mapped.start is not NULL and (self.segment is not None or self.generation == generation())
+        return self.mapped.start is not NULL and (self.segment is not None or not is_parents(self.made_in))
 
     def extend(self, uint64_t upto) -> None:
         """Map memory for the first `upto` bytes; existing memory stays. After an OSError nothing has changed."""
@@ -232,13 +229,13 @@ cdef class Memory:
 
     def release(self) -> None:
         """Unlock, then unmap everything, never before the locks are released. Called by one thread at a time."""
-        if self.generation == generation() and self.is_here():
+        if not is_parents(self.made_in) and self.here:
             self.unlock()
         self.unmap()
 
     cdef unmap(self):
         cdef bint alone = self.segment is None
-        if self.is_here():
+        if self.here:
             with nogil:
                 self.mapped.release(alone)
         if self.segment is not None:

@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 
 from pinning.memory.allocation cimport FREED, Allocation, check_part_unlocked, leave
 from pinning.plugin.native cimport CMemoryKind
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 import os
 import threading
@@ -63,13 +63,13 @@ cdef class Space:
     cdef Py_ssize_t allocations, exports
     cdef bint shut  # nothing can be allocated or exported any more
     cdef object changing  # a lock: one thread at a time changes the locks, or closes the arena
-    cdef long generation
+    cdef unsigned made_in
 
     def __cinit__(self):
         self.extents = new Extents()
         self.shut = True
         self.changing = threading.RLock()
-        self.generation = generation()
+        self.made_in = generation()
 
     def __dealloc__(self):
         del self.extents
@@ -105,7 +105,7 @@ cdef class Space:
         elif in_units:
             step = self.grain
         self._check()
-        if self.generation != generation():
+        if is_parents(self.made_in):
             raise PinningError(f"the allocations of {self!r} are those of the process that made it, and this is a fork "
                                f"of it, process {os.getpid()}: use asarray, or an arena of its own")
         cdef ExtentPointer extent = self.extents.take(size, step, in_units)
@@ -134,9 +134,8 @@ cdef class Space:
             raise InvalidRangeError(f"{self!r} is closed, or does not exist in this process")
 
     @property
-    def _own(self) -> bool:
-        """Whether this is the process that made it."""
-        return self.generation == generation()
+    def _is_parents(self) -> bool:
+        return is_parents(self.made_in)
 
     @property
     def nbytes(self) -> int:

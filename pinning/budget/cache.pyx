@@ -29,7 +29,7 @@ import numpy
 from pinning.errors import PinningError
 from pinning.machine.pressure import Pressure
 from pinning.map.pinned_map import _maps
-from pinning.runtime.process import LONGEST, Subsystem, at_exit, at_fork, look_after
+from pinning.runtime.process import LONGEST, at_exit, at_fork, look_after
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* thing)
@@ -285,5 +285,5 @@ def _end():
     set_limits(budget.figures().limit, 0)
 
 
-at_fork(Subsystem.CACHE, _begin_anew_in_child)
-at_exit(Subsystem.CACHE, _end)
+at_fork(_begin_anew_in_child)
+at_exit(_end)

@@ -26,7 +26,7 @@ from pinning.memory.pool import PeerPool
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, pending
 from pinning.queues.links import chosen_links, peers_of
-from pinning.runtime import process
+from pinning.runtime.process import emptied_at_fork
 
 MIB = 1 << 20
 DIVIDED_FROM = 64 * MIB
@@ -72,8 +72,8 @@ class Way:
                 each.close()
 
 
-_ways: dict[tuple[str, str], Way] = {}  # by the names of the device and the peer
-_pools: dict[str, PeerPool] = {}  # by the name of the peer
+_ways: dict[tuple[str, str], Way] = emptied_at_fork({})  # by the names of the device and the peer
+_pools: dict[str, PeerPool] = emptied_at_fork({})  # by the name of the peer
 
 
 _C = TypeVar("_C", bound=Copy, covariant=True)
@@ -390,12 +390,3 @@ def _copies(step: Step) -> Callable[[VendorQueue], None]:
 
 def _name(device: object) -> object:
     return getattr(device, "name", device)
-
-
-def _after_fork_in_child() -> None:
-    process.keep_for_ever((dict(_ways), dict(_pools)))
-    _ways.clear()
-    _pools.clear()
-
-
-process.at_fork(process.Subsystem.COPIES, _after_fork_in_child)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from pinning.queues import Event, Queue
 from pinning.queues.queue import kept_queue
-from pinning.runtime.process import Subsystem, at_exit, at_fork
+from pinning.runtime.process import at_exit, emptied_at_fork
 
 _queues: dict[str, Queue] = {}  # of the host, kept for all saves; by their order
-_pending: dict[threading.Event, Path] = {}  # ends of saves in the background: the real paths of their files
-_completing = 0  # the thread that completes them
+# Ends of saves in the background: the real paths of their files.
+_pending: dict[threading.Event, Path] = emptied_at_fork({})
+_thread = threading.local()  # `completes`: it is the one that completes them
 
 
 def queue_of_writes() -> Queue:
@@ -33,8 +34,7 @@ def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterabl
     over = threading.Event()
 
     def call() -> None:
-        global _completing
-        _completing = threading.get_ident()
+        _thread.completes = True
         try:
             complete()
         finally:
@@ -53,7 +53,7 @@ def wait_for_saves(path: str | Path) -> None:
 
     Not on the thread that completes them, which calls `sys.unraisablehook` for those that failed.
     """
-    if not _pending or threading.get_ident() == _completing:
+    if not _pending or hasattr(_thread, "completes"):
         return
     real = Path(os.path.realpath(path))
     for over, file in list(_pending.items()):
@@ -67,11 +67,4 @@ def _at_exit() -> None:
             over.wait()
 
 
-def _after_fork_in_child() -> None:
-    global _completing
-    _pending.clear()  # they belong to the parent
-    _completing = 0
-
-
-at_fork(Subsystem.FILES, _after_fork_in_child)
-at_exit(Subsystem.FILES, _at_exit)
+at_exit(_at_exit)

@@ -21,6 +21,7 @@ from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, LockDevice, MemoryDevice, Plugin
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
+from pinning.runtime.process import at_fork
 
 HOST = "host"
 
@@ -42,7 +43,7 @@ def _begin_anew() -> None:
     _loading = threading.RLock()
 
 
-os.register_at_fork(before=_wait_for_loads, after_in_child=_begin_anew)
+at_fork(_begin_anew, before=_wait_for_loads)
 
 
 class PluginReport(NamedTuple):

@@ -15,7 +15,7 @@ from pinning.interop.memory_of cimport Bytes, Export, host_memory_of, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
 from pinning.plugin.native cimport LockOptions
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport is_parents
 
 import sys
 import warnings
@@ -254,7 +254,7 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
-        if state and self.counted and not self.map.closed and self.generation == generation():
+        if state and self.counted and not self.map.closed and not is_parents(self.made_in):
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.ptr) + self.size

@@ -18,7 +18,7 @@ from pinning.locking.lock cimport (
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
 import time
 from collections import deque
@@ -30,7 +30,7 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
 from pinning.runtime.handles import refuse_copy
-from pinning.runtime.process import Subsystem, at_exit, at_fork, start_thread
+from pinning.runtime.process import at_exit, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -47,8 +47,7 @@ cdef double SLICE = 0.05  # seconds between two checks for signals
 cdef double EXIT_SECONDS = 60
 
 cdef dict workers = {}  # those that have a thread, by map
-cdef long begun = generation()  # the generation of `workers`
-cdef list parents = []  # the workers of earlier processes, whose threads do not exist here
+cdef unsigned made_in = generation()  # of `workers`
 
 
 @cython.no_gc_clear
@@ -59,7 +58,7 @@ cdef class Job:
     cdef Pace pace
     cdef tuple description
     cdef LockOptions options
-    cdef long generation
+    cdef unsigned made_in
     cdef bint unwanted, over, unlisted
     cdef dict how  # its pages are populated: arguments of Populating
     cdef object error
@@ -67,12 +66,12 @@ cdef class Job:
     cdef object __weakref__
 
     def __dealloc__(self):
-        if self.pace is not None and self.is_lost():
+        if self.pace is not None and self.is_parents():
             self.pace.pieces = NULL  # leaked: destroying it would wait for its waiters, threads that do not exist here
 
-    cdef bint is_lost(self) noexcept:
+    cdef bint is_parents(self) noexcept:
         """Whether this is a forked child: the thread does not exist here."""
-        return self.generation != generation()
+        return is_parents(self.made_in)
 
     cdef run(self):
         try:
@@ -226,12 +225,12 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
 
     def done(self) -> bool:
         """Whether it has succeeded, failed or been cancelled; `wait` says which."""
-        return self.job.over or self.job.is_lost()
+        return self.job.over or self.job.is_parents()
 
     @property
     def progress(self) -> int:
         """Bytes from the start that are locked; 0 once it has failed or was cancelled."""
-        if self.job.is_lost():
+        if self.job.is_parents():
             return 0
         return (self.size if self.job.lock.counted else 0) if self.job.over else self.job.pace.pieces.held()
 
@@ -279,7 +278,7 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
         raise TimeoutError(f"{job.pace.pieces.held()} bytes of {self!r} are locked after {timeout} s")
 
     cdef check_here(self):
-        if self.job.is_lost():
+        if self.job.is_parents():
             raise PinningError(f"{self!r} belongs to the parent process and is not held in this fork; lock it here")
 
     cdef outcome(self, bint whole):
@@ -303,7 +302,7 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
             region is half unlocked, and `pinning.unlock` of the buffer tries again.
         """
         cdef Job job = self.job
-        if job.is_lost():
+        if job.is_parents():
             return
         job.drop()
         job.wait(self.size + 1, 1e9)
@@ -315,7 +314,7 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
 
     def _abandon(self) -> None:
         """Make it end soon, without waiting; `cancel` then undoes what is locked."""
-        if not self.job.is_lost():
+        if not self.job.is_parents():
             self.job.drop()
 
     def __await__(self) -> Generator[Any, None, Lock]:
@@ -379,13 +378,13 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
             self.job.drop()
 
     def __dealloc__(self):
-        if self.job is not None and not self.job.over and not self.job.is_lost():
+        if self.job is not None and not self.job.over and not self.job.is_parents():
             self.job.drop()
 
     def __repr__(self):
         job = self.job
         state = (
-            "of the parent process" if job.is_lost()
+            "of the parent process" if job.is_parents()
             else f"{self.progress} bytes locked" if not job.over
             else "cancelled" if job.unwanted
             else f"failed: {job.error!r}" if job.error is not None
@@ -485,7 +484,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
     job.options = lock_options(read_only, coherent)
-    job.generation = generation()
+    job.made_in = generation()
     job.listeners = []
     job.description = description_of(buffer)
     job.pinned_map.check_open()
@@ -503,19 +502,14 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
 
 cdef begin_anew():
     """Restart in a forked child; does nothing the second time."""
-    global workers, begun
-    if begun == generation():
-        return
-    parents.append(workers)
-    workers = {}
-    begun = generation()
-
-
-def _begin_anew_in_child():
-    begin_anew()  # unless an earlier handler has done so
+    global workers, made_in
+    if is_parents(made_in):
+        keep_for_ever(workers)  # their threads do not exist here
+        workers, made_in = {}, generation()
 
 
 def _end_all():
+    begin_anew()
     cdef Worker worker
     cdef Job job
     cdef list left = []
@@ -527,5 +521,4 @@ def _end_all():
         job.wait(job.lock.size + 1, EXIT_SECONDS)
 
 
-at_fork(Subsystem.LOCKS, _begin_anew_in_child)
-at_exit(Subsystem.LOCKS, _end_all)
+at_exit(_end_all)

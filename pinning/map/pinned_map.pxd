@@ -37,7 +37,7 @@ cdef class PinnedMap:
     cdef object __weakref__
     cdef readonly object device  # type: Any
     cdef readonly bint closed
-    cdef readonly long generation
+    cdef unsigned made_in
 
     cdef _make(self)
     cdef begin_anew(self)
@@ -63,7 +63,7 @@ cdef class Registrar:
     cdef object on_register
     cdef object on_unregister
     cdef PythonRegistrar* native  # null once it is removed
-    cdef long generation
+    cdef unsigned made_in
 
 
 cdef LockOptions lock_options(object read_only, object coherent) except *
@@ -74,7 +74,7 @@ cdef class Hold:
     cdef CHold hold
     cdef bint counted
     cdef bint keep  # whether the last unlock of the region is to keep it idle
-    cdef long generation
+    cdef unsigned made_in
     cdef bint linked
     cdef PyObject* previous_hold
     cdef PyObject* next_hold

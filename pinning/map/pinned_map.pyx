@@ -28,7 +28,7 @@ from pinning.map.native cimport (
     shared_map,
 )
 from pinning.plugin.native cimport Access, Coherence, LockOptions, VendorDevice
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 from collections import deque
 from contextlib import suppress
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
 from pinning.runtime.handles import refuse_copy
-from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
+from pinning.runtime.process import WeakRegistry, at_exit, at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,8 +230,6 @@ cdef class PinnedMap:
         The device for which memory is locked.
     closed : bool
         Whether `close` was called; then nothing can be locked.
-    generation : int
-        Number of forks between the process that loaded libpinning and this one.
     """
 
     def __cinit__(self, device: LockDevice, *, bint shared=False) -> None:
@@ -250,7 +248,7 @@ cdef class PinnedMap:
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
             self.shared = &shared_map(dereference(vendor_of(device)))
         self._make()
-        self.generation = generation()
+        self.made_in = generation()
         _maps.add(self)
 
     cdef _make(self):
@@ -588,7 +586,7 @@ cdef class PinnedMap:
         cdef uint64_t piece_bytes = 0 if piece is None else byte_count(piece, "piece")
         self.check_open()
         cdef Registrar registrar = Registrar.__new__(Registrar)
-        registrar.map, registrar.generation = self, generation()
+        registrar.map, registrar.made_in = self, generation()
         registrar.on_register, registrar.on_unregister = register, unregister
         registrar.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
         cdef CPinnedMap* map = self.map
@@ -757,7 +755,7 @@ cdef class PinnedMap:
 
     cdef begin_anew(self):
         """In a forked child, once: earlier locks and registrars belong to the parent."""
-        if self.generation == generation():
+        if not is_parents(self.made_in):  # a handler that ran before has locked something
             return
         cdef CPinnedMap* parents = self.map
         self._make()
@@ -765,10 +763,7 @@ cdef class PinnedMap:
             parents.abandon()  # never destroyed: a thread may have been in the middle of changing it
         self.holds = NULL
         self.registrars = []
-        self.generation = generation()
-
-    def _after_fork_in_child(self) -> None:
-        self.begin_anew()  # unless a handler that ran before has locked something
+        self.made_in = generation()
 
     def __enter__(self) -> Self:
         return self
@@ -821,7 +816,7 @@ cdef class Registrar:
         """
         cdef PythonRegistrar* native = self.native
         cdef CPinnedMap* map = self.map.map
-        if native is NULL or self.generation != generation():
+        if native is NULL or is_parents(self.made_in):
             return
         self.native = NULL  # first, so that of two threads only one removes it
         try:
@@ -839,7 +834,7 @@ cdef class Registrar:
         refuse_copy(self, "add another, with PinnedMap.add_registrar")
 
     def __repr__(self):
-        removed = self.native is NULL or self.generation != generation()
+        removed = self.native is NULL or is_parents(self.made_in)
         return f"<Registrar {self.name} of {self.map!r}{', removed' if removed else ''}>"
 
 
@@ -864,7 +859,7 @@ cdef class Hold:
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
         """`take`, but only if a region contains the range already and the vendor need not be called."""
-        if map.closed or map.generation != generation():
+        if map.closed or is_parents(map.made_in):
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
         if held.has_value():
@@ -879,7 +874,7 @@ cdef class Hold:
 
     cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map
-        self.generation = generation()
+        self.made_in = generation()
         self.hold = hold
         self.counted = True
         self.link()
@@ -900,7 +895,7 @@ cdef class Hold:
         return self.counted and self.is_in_map()
 
     cdef bint is_in_map(self) noexcept:
-        return not self.map.closed and self.generation == generation() and self.map.map.holds(self.hold)
+        return not self.map.closed and not is_parents(self.made_in) and self.map.map.holds(self.hold)
 
     cdef void link(self) noexcept:
         """Add to the map's list of holds; the GIL guards it."""
@@ -911,7 +906,7 @@ cdef class Hold:
         self.linked = True
 
     cdef void unlink(self) noexcept:
-        if not self.linked or self.generation != generation():
+        if not self.linked or is_parents(self.made_in):
             return
         self.linked = False
         if self.previous_hold is NULL:
@@ -983,8 +978,9 @@ _maps = WeakRegistry()
 
 
 def _begin_anew_in_child():
+    cdef PinnedMap each
     for each in _maps:
-        each._after_fork_in_child()
+        each.begin_anew()
 
 
 def _close_all():
@@ -993,5 +989,5 @@ def _close_all():
             each.close(wait=False)
 
 
-at_fork(Subsystem.MAPS, _begin_anew_in_child)
-at_exit(Subsystem.MAPS, _close_all)
+at_fork(_begin_anew_in_child)
+at_exit(_close_all)

@@ -19,7 +19,7 @@ from pinning.locking.lock cimport held_within
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport CMemoryKind
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 import operator
 import os
@@ -35,7 +35,7 @@ from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 from pinning.runtime.arguments import MOST_BYTES, byte_count, describe
 from pinning.runtime.handles import refuse_copy
-from pinning.runtime.process import Subsystem, at_exit, at_fork, defer
+from pinning.runtime.process import at_exit, at_fork, defer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,8 +74,8 @@ def _in_child():
     owners = new Owners()
 
 
-at_exit(Subsystem.MEMORY, _at_exit)
-at_fork(Subsystem.MEMORY, _in_child)
+at_exit(_at_exit)
+at_fork(_in_child)
 
 
 cdef object kind_of(CMemoryKind kind):
@@ -219,7 +219,7 @@ cdef class Allocation:
 
     def __cinit__(self):
         self.state = FREED  # until it has memory
-        self.generation = generation()
+        self.made_in = generation()
 
     cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
                    pool) except -1:
@@ -267,7 +267,7 @@ cdef class Allocation:
         return not self.is_live()
 
     cdef bint is_live(self) noexcept:
-        return self.state == LIVE and self.generation == generation()
+        return self.state == LIVE and not is_parents(self.made_in)
 
     # ---- its end ----
 
@@ -288,7 +288,7 @@ cdef class Allocation:
         After any error but the first it is as before and can be freed again. In a child process after fork nothing
         happens.
         """
-        if self.generation != generation():
+        if is_parents(self.made_in):
             return
         self.claim()
         try:
@@ -306,7 +306,7 @@ cdef class Allocation:
         """Begin to free it. If two threads do, one is refused."""
         if self.error is not None:
             raise self.error
-        if self.generation != generation():
+        if is_parents(self.made_in):
             raise PinningError(f"{self!r} belongs to the process that allocated it, and this is a fork of it, process "
                                f"{os.getpid()}")
         if self.state != LIVE:
@@ -360,7 +360,7 @@ cdef class Allocation:
             defer(self.free)
 
     def __dealloc__(self):
-        if self.state != FREED and self.generation == generation():  # the vendor did not take it back: it is lost
+        if self.state != FREED and not is_parents(self.made_in):  # the vendor did not take it back: it is lost
             owners.leave(self.extent.ptr, <void*>self)
 
     def __array__(self, dtype=None, copy=None):
@@ -373,7 +373,7 @@ cdef class Allocation:
     def __repr__(self):
         if self.error is not None:
             return f"<Allocation of {self.extent.size} bytes, refused: {self.error}>"
-        state = "" if self.state != FREED and self.generation == generation() else ", freed"
+        state = "" if self.state != FREED and not is_parents(self.made_in) else ", freed"
         ptr, size = int(self.extent.ptr), self.extent.size
         return f"<Allocation [{ptr:#x}, {ptr + size:#x}), {size} bytes, {self.kind.name} of {self.device.name}{state}>"
 

@@ -9,12 +9,12 @@ cdef class Backing:
     cdef readonly bint closed
     cdef dict live  # (length, kind) by id of the device and first address
     cdef int under_way  # number of allocations that vendors are making now
-    cdef long generation
+    cdef unsigned made_in
     cdef object __weakref__
 
     cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0
     cdef int release(self, device, uint64_t base, bint* gone) except -1
-    cdef dict present(self)
+    cdef dict live_here(self)
     cdef list maps_of(self, CMemoryKind kind)
 
 

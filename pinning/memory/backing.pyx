@@ -25,7 +25,7 @@ from pinning.memory.allocation cimport (
 )
 from pinning.map.native cimport CRegion
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, Pinned, VendorDevice
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 from typing import TYPE_CHECKING
 
@@ -48,14 +48,14 @@ cdef class Backing:
     def __init__(self, devices: tuple[MemoryDevice, ...]) -> None:
         self.devices = tuple(devices)
         self.live = {}
-        self.generation = generation()
+        self.made_in = generation()
 
     # ---- from the vendor ----
 
     cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
         """Allocate on a device; on failure nothing is allocated."""
         cdef uint64_t base
-        cdef dict live = self.present()
+        cdef dict live = self.live_here()
         python_kind = kind_of(kind)
         if python_kind not in device.memory_kinds:
             has = ", ".join(sorted(each.name for each in device.memory_kinds))
@@ -81,7 +81,7 @@ cdef class Backing:
 
     cdef int release(self, device, uint64_t base, bint* gone) except -1:
         """Undo `take`. After an error nothing has changed, unless `gone` says that the memory is gone nevertheless."""
-        cdef dict live = self.present()
+        cdef dict live = self.live_here()
         cdef CMemoryKind kind
         cdef uint64_t length
         key = id(device), base
@@ -109,10 +109,10 @@ cdef class Backing:
             raise
         return 0
 
-    cdef dict present(self):
+    cdef dict live_here(self):
         """The live allocations. In a child process after fork there are none: all belong to the parent."""
-        if self.generation != generation():
-            self.live, self.under_way, self.generation = {}, 0, generation()
+        if is_parents(self.made_in):
+            self.live, self.under_way, self.made_in = {}, 0, generation()
         return self.live
 
     cdef list maps_of(self, CMemoryKind kind):
@@ -156,7 +156,7 @@ cdef class Backing:
         StillInUseError
             Something is still allocated, or being allocated.
         """
-        cdef dict live = self.present()
+        cdef dict live = self.live_here()
         if live:
             ((_, base), (length, kind)), *others = live.items()
             more = f" and {len(others)} more" if others else ""

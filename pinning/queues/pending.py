@@ -19,7 +19,7 @@ from weakref import WeakSet
 from pinning.plugin import MemoryDevice
 from pinning.queues.order import TimelinePoint
 from pinning.runtime import process
-from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
+from pinning.runtime.process import WeakRegistry, at_exit, emptied_at_fork
 
 EXIT_SECONDS = 10.0
 
@@ -48,7 +48,7 @@ class Lane(Protocol):
     def uses(self, thing: object) -> list[TimelinePoint]: ...
 
 
-_lanes: WeakRegistry[Lane] = WeakRegistry()
+_lanes: WeakRegistry[Lane] = emptied_at_fork(WeakRegistry())
 _lent: WeakSet[Lane] = WeakSet()  # lanes that carry copies of other devices
 _RECENTLY = 0.005  # seconds for which a device counts as busy after it was last seen to get work
 _seen: dict[str, tuple[int, float]] = {}  # by device name: operations submitted, and when that number last changed
@@ -115,11 +115,4 @@ def _wait_for_all() -> None:
             time.sleep(0.0005)
 
 
-def _after_fork_in_child() -> None:
-    global _lanes
-    process.keep_for_ever(list(_lanes))
-    _lanes = WeakRegistry()
-
-
-at_exit(Subsystem.QUEUES, _wait_for_all)
-at_fork(Subsystem.QUEUES, _after_fork_in_child)
+at_exit(_wait_for_all)

@@ -11,13 +11,12 @@ from pinning.map.adapters cimport vendor_of
 
 from typing import TYPE_CHECKING
 
-from pinning.runtime import process
+from pinning.runtime.process import emptied_at_fork
 
 if TYPE_CHECKING:
     from pinning.plugin import MemoryDevice
 
-cdef dict stagings = {}  # by id of the device
-cdef list of_parents = []  # never destroyed in a child of fork
+cdef dict stagings = emptied_at_fork({})  # by id of the device
 
 
 def default_limits() -> dict[str, int]:
@@ -82,11 +81,3 @@ def trim_staging() -> int:
         if face.empty:
             stagings.pop(key, None)
     return freed
-
-
-def _after_fork_in_child():
-    of_parents.append(dict(stagings))
-    stagings.clear()
-
-
-process.at_fork(process.Subsystem.COPIES, _after_fork_in_child)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-cdef extern from "<pinning/generation.hpp>" namespace "pinning" nogil:
-    # Number of forks between the process that loaded libpinning and this one: what another generation made belongs to a
-    # parent.
-    unsigned generation() noexcept
+cdef extern from "<pinning/process.hpp>" namespace "pinning" nogil:
+    unsigned generation() noexcept  # the number of this process
+    bint is_parents(unsigned made_in) noexcept  # whether what has this number belongs to a parent
 
 
 cpdef object keep_for_ever(object thing)

@@ -8,10 +8,12 @@ thread.
 
 look_after: a daemon thread polls what ends or changes by itself, such as the work of a device.
 
-fork: memory, queues and locks belong to the parent. Each subsystem is restarted in the child, lower ones first.
+fork: memory, queues and locks belong to the parent. libpinning has restarted its own parts in the child by now. Those of
+Python follow in the order in which their modules are imported: what a module needs comes before it.
 
-exit: each subsystem is ended, higher ones first. Deferred calls are discarded: the end of the process frees everything.
-Threads that are just starting are waited for. What is looked after from then on is kept, but never looked at.
+exit: they are ended in the reverse of this order, as by `atexit`. Deferred calls are discarded: the end of the process
+frees everything. Threads that are just starting are waited for. What is looked after from then on is kept, but never
+looked at.
 
 Each change is made by C code that the GIL guards, so neither another thread nor Ctrl-C can come between.
 """
@@ -24,6 +26,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
@@ -67,8 +70,14 @@ class WeakRegistry(Generic[T]):
     def add(self, thing: T) -> None:
         self._refs.add(ref(thing, self._refs.discard))
 
+    def copy(self) -> list[T]:
+        return [thing for each in list(self._refs) if (thing := each()) is not None]
+
+    def clear(self) -> None:
+        self._refs.clear()
+
     def __iter__(self) -> Iterator[T]:
-        return iter([thing for each in list(self._refs) if (thing := each()) is not None])
+        return iter(self.copy())
 
 
 cdef class Inbox:
@@ -105,7 +114,7 @@ cdef class Service:
     cdef bytes name  # of the thread, in the system: at most 15 characters
     cdef Inbox calls  # new ones
     cdef dict due  # by function and arguments: time and next pause. Kept after the thread has ended
-    cdef unsigned generation
+    cdef unsigned made_in
     cdef bint started
     cdef bint ended
 
@@ -115,12 +124,12 @@ cdef class Service:
 
     cdef begin(self):
         self.calls, self.due = Inbox(), {}
-        self.generation = generation()
+        self.made_in = generation()
         self.started = self.ended = False
 
     cdef begin_anew(self):
         """Restart in a forked child; does nothing the second time."""
-        if self.generation != generation():
+        if is_parents(self.made_in):
             forgotten.append((self.calls, self.due))
             self.begin()
 
@@ -201,6 +210,7 @@ cdef unsigned long serials = 0
 # In the vendor, a deferred call may have to wait for all work to finish. Periodic checks must not wait for that.
 cdef Service defers = Service(b"pinning defer")
 cdef Service looks = Service(b"pinning service")
+cdef list before_fork = []
 cdef list fork_handlers = []
 cdef list exit_handlers = []
 
@@ -231,7 +241,7 @@ def defer(function: Callable[..., object], *arguments: object) -> None:
     called once the program exits, and a forked child makes none of its parent's calls.
     """
     global serials
-    if defers.ended or defers.generation != generation():  # a child, not restarted yet, destroys its parent's objects
+    if defers.ended or is_parents(defers.made_in):  # a child, not restarted yet, destroys its parent's objects
         return
     serials += 1
     deferred[serials] = function, arguments
@@ -256,16 +266,36 @@ cdef report():
     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
 
-def at_fork(subsystem: Subsystem, function: Callable[[], object]) -> None:
-    """Have a function called in each forked child, after those of lower subsystems."""
-    fork_handlers.append((subsystem, function))
-    fork_handlers.sort(key=lambda handler: handler[0])
+def at_fork(*function: Any, before: Callable[[], object] | None = None) -> None:
+    """Have a function called in each forked child, after those registered before.
+
+    `before` is called in the parent, and must hold nothing when it returns: handlers of others follow, which may wait for
+    threads.
+    """
+    fork_handlers.append(function[-1])
+    if before is not None:
+        before_fork.append(before)
 
 
-def at_exit(subsystem: Subsystem, function: Callable[[], object]) -> None:
-    """Have a function called when the program exits, after those of higher subsystems."""
-    exit_handlers.append((subsystem, function))
-    exit_handlers.sort(key=lambda handler: -handler[0])
+def emptied_at_fork(things: T) -> T:
+    """Have a dict or a WeakRegistry emptied in each forked child. What it held is the parent's, and never destroyed."""
+    at_fork(partial(_leave_to_parent, things))
+    return things
+
+
+def _leave_to_parent(things):
+    forgotten.append(things.copy())
+    things.clear()
+
+
+def at_exit(*function: Any) -> None:
+    """Have a function called when the program exits, before those registered before."""
+    exit_handlers.insert(0, function[-1])
+
+
+def _before_fork():
+    for function in before_fork:
+        function()
 
 
 def _after_fork_in_child():
@@ -275,7 +305,7 @@ def _after_fork_in_child():
     deferred = {}
     defers.begin_anew()
     looks.begin_anew()
-    for _, function in fork_handlers:
+    for function in fork_handlers:
         try:
             function()
         except Exception:  # the others must be restarted anyway
@@ -284,11 +314,11 @@ def _after_fork_in_child():
 
 def _exit():
     defers.ended = looks.ended = True
-    for _, function in exit_handlers:
+    for function in exit_handlers:
         with suppress(Exception):  # the others must still be ended
             function()
     await_beginning()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 atexit.register(_exit)

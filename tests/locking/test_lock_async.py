@@ -338,22 +338,21 @@ def test_ctrl_c_ends_the_wait_and_not_the_lock(device: FakeDevice, buffer: np.nd
 
 
 PROGRAM = f"""
-import sys, time
+import atexit, sys, time
+class Last:
+    def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
+atexit.register(Last())
 sys.path.insert(0, {str(SUPPORT)!r})
 import numpy, pinning
 from fake_device import FakeDevice
-from pinning.runtime.process import Subsystem, at_exit
 class Slow(FakeDevice):
     def data_lock(self, ptr, size, read_only):
         time.sleep(0.01)
         return super().data_lock(ptr, size, read_only)
-class Last:
-    def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
 device = Slow()
 pending = pinning.lock_async(numpy.ones(1 << 24, "u1"), device=device, piece=1 << 16)
 waiting = pinning.lock_async(numpy.ones(100, "u1"), device=device)
 pending.wait(1 << 17)
-at_exit(Subsystem.MAPS, Last())
 """
 
 

@@ -149,19 +149,25 @@ def test_at_exit_what_is_left_goes_with_the_process() -> None:
 def test_the_parts_begin_anew_and_end_in_order() -> None:
     program = run_program("""
         import os
-        from pinning.runtime.process import Subsystem, at_exit, at_fork
+        from functools import partial
+        from pinning.runtime.process import at_exit, at_fork
 
-        for subsystem in (Subsystem.ARENAS, Subsystem.MAPS, Subsystem.QUEUES):
-            at_fork(subsystem, lambda subsystem=subsystem: print("child", subsystem.name, flush=True))
-            at_exit(subsystem, lambda subsystem=subsystem: print("exit", subsystem.name, flush=True))
-        at_exit(Subsystem.COPIES, lambda: 1 / 0)
+        for part in ("maps", "queues", "arenas"):
+            def say(what, part=part):
+                print(what, part, flush=True)
+
+            at_fork(partial(say, "child"), before=partial(say, "before"))
+            at_exit(partial(say, "exit"))
+            at_exit(lambda: 1 / 0)
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0
         else:
             os._exit(0)
     """)
     assert program.stdout.splitlines() == [
-        "child MAPS", "child QUEUES", "child ARENAS", "exit ARENAS", "exit QUEUES", "exit MAPS",
+        "before maps", "before queues", "before arenas",
+        "child maps", "child queues", "child arenas",
+        "exit arenas", "exit queues", "exit maps",
     ]  # fmt: skip
     assert (program.returncode, program.stderr) == (0, "")
 
