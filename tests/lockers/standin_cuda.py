@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
-
-import pytest
 
 import c_api
-from mapped_memory import PAGE, READ_WRITE, Memory
+from mapped_memory import PAGE, Memory
 from standins.standin import StandIn
 
 
@@ -25,24 +22,6 @@ def test_a_gpu_without_read_only_registration_is_not_asked_for_it(standin: Stand
     native.lock(memory.ptr, PAGE)
     assert flags(standin) == [3]
     native.unlock(memory.ptr)
-
-
-def test_the_mapping_that_the_driver_hangs_on_never_reaches_it(
-    standin: StandIn, native: c_api.Map, tmp_path: Path
-) -> None:
-    path = tmp_path / "pages"
-    path.write_bytes(b"x" * 2 * PAGE)
-    with path.open("r+b") as file:
-        private = Memory(2, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno())
-        writable = Memory(2, READ_WRITE, mmap.MAP_PRIVATE, file.fileno())
-    with pytest.raises(c_api.StatusError, match=r"private read-only mapping of .*/pages, on which") as refused:
-        native.lock(private.ptr, 2 * PAGE)
-    assert refused.value.status == "PINNING_INVALID_RANGE"
-    assert native.lock_mapped(private.ptr, PAGE, c_api.ON) == 0
-    native.unlock_unmapped(private.ptr)
-    assert flags(standin) == []
-    native.lock(writable.ptr, PAGE)
-    native.unlock(writable.ptr)
 
 
 def test_more_than_one_call_can_take_is_locked_in_pieces(standin: StandIn, native: c_api.Map) -> None:
