@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import gc
 import mmap
 import weakref
 from collections.abc import Iterator
@@ -126,39 +125,6 @@ class TestBufferProtocol:
 
 
 class TestOwner:
-    def test_buffer_cannot_be_resized_until_the_owner_is_dropped(self) -> None:
-        data = bytearray(b"hello")
-        found = host_buffer(data)
-        with pytest.raises(BufferError):
-            data.append(1)
-        del found
-        data.append(1)
-
-    def test_mapping_cannot_be_closed_until_the_owner_is_dropped(self) -> None:
-        mapping = mmap.mmap(-1, 4096)
-        found = host_buffer(mapping)
-        with pytest.raises(BufferError):
-            mapping.close()
-        del found
-        mapping.close()
-
-    def test_shared_memory_cannot_be_closed_until_the_owner_is_dropped(self, shared: SharedMemory) -> None:
-        found = host_buffer(shared)
-        with pytest.raises(BufferError):
-            shared.close()
-        del found
-
-    def test_memory_outlives_its_last_other_reference(self) -> None:
-        data = np.arange(1000)
-        expected, gone = data.tobytes(), weakref.ref(data)
-        found = host_buffer(data[::-1])
-        del data
-        gc.collect()
-        assert gone() is not None
-        assert bytes_of(found) == expected
-        del found
-        assert gone() is None
-
     def test_refused_buffer_is_not_held(self) -> None:
         data = bytearray()
         with pytest.raises(InvalidRangeError):

@@ -333,45 +333,6 @@ def test_a_slow_vendor_call_delays_nothing_else(device: FakeDevice, pinned: Pinn
     slow.result()
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_an_overlap_waits_to_see_whether_it_is_one(device: FakeDevice, pinned: PinnedMap, fails: bool) -> None:
-    with device.stopping("data_lock", BASE) as gate:
-        first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(WAIT)
-        straddling = Background(lambda: pinned.lock(BASE + 1, SIZE))
-        registering = Background(lambda: pinned.register(BASE - 1, 2, 1))
-        let_others_run()
-        assert straddling.is_alive()
-        assert registering.is_alive()
-        gate.open(refusal() if fails else None)
-    if fails:
-        with pytest.raises(VendorError):
-            first.result()
-        straddling.result()
-        registering.result()
-    else:
-        first.result()
-        for thread in (straddling, registering):
-            with pytest.raises(PartialOverlapError):
-                thread.result()
-        assert device.count("data_lock") == 1
-
-
-def test_unlock_while_another_thread_unlocks_and_is_refused(device: FakeDevice, pinned: PinnedMap) -> None:
-    pinned.lock(BASE, SIZE)
-    with device.stopping("data_unlock", BASE) as gate:
-        first = Background(lambda: pinned.unlock(BASE))
-        assert gate.reached.wait(WAIT)
-        second = Background(lambda: pinned.unlock(BASE))
-        let_others_run()
-        assert second.is_alive()
-        gate.open(refusal())
-    with pytest.raises(VendorError):
-        first.result()
-    second.result()
-    assert (device.locked, device.count("data_unlock")) == ({}, 2)
-
-
 @pytest.mark.parametrize("wait", [True, False])
 def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap, wait: bool) -> None:
     pinned.lock(BASE + SIZE, SIZE)

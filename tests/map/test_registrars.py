@@ -6,15 +6,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
-from functools import partial
 from unittest.mock import Mock
 
-import numpy
 import pytest
 
-import pinning
-from fake_device import LOCKED_OFFSET, Background, FakeDevice
+from fake_device import FakeDevice
 from pinning import InvalidRangeError, PinnedMap, PinningError, RegistrarError, VendorError
 
 BASE = 0x10000
@@ -57,24 +53,6 @@ def device() -> FakeDevice:
 @pytest.fixture
 def on(device: FakeDevice) -> PinnedMap:
     return PinnedMap(device)
-
-
-def test_once_for_each_region_until_its_last_lock(on: PinnedMap, device: FakeDevice) -> None:
-    books = [Book(device), Book(device)]
-    registrars = [on.add_registrar(book.register, book.unregister) for book in books]
-    for at in range(50):
-        assert on.lock(BASE + at, 10 if at else 1000) == BASE + at + LOCKED_OFFSET, "as without registrars"
-    assert [(book.known, book.calls) for book in books] == [({BASE: 1000}, 1)] * 2
-    for _ in range(49):
-        on.unlock(BASE)
-    assert [book.known for book in books] == [{BASE: 1000}] * 2
-    on.unlock(BASE)
-    assert [book.known for book in books] == [{}, {}]
-    registrars[0].remove()
-    on.lock(BASE, 10)
-    assert [book.calls for book in books] == [1, 2]
-    on.close()
-    assert books[1].known == {}
 
 
 @pytest.mark.parametrize("refuse_after", [0, 1, 3])
@@ -134,21 +112,6 @@ def test_what_is_locked_already_is_told_at_once(on: PinnedMap, device: FakeDevic
     on.close()
 
 
-def test_what_is_idle_stays_known(device: FakeDevice) -> None:
-    book, array = Book(device), numpy.zeros(10_000, "u1")
-    registrar = pinning.pinned_map(device).add_registrar(book.register, book.unregister)
-    pinning.budget(1 << 30, idle=True)
-    try:
-        for _ in range(3):
-            pinning.lock(array, device=device).unlock()
-        assert (book.calls, len(book.known)) == (1, 1)
-        pinning.give_back_idle()
-        assert book.known == {}
-    finally:
-        pinning.budget(1.0, idle=False)
-        registrar.remove()
-
-
 def test_bad_arguments(on: PinnedMap) -> None:
     with pytest.raises(TypeError, match="register is 3"):
         on.add_registrar(3, print)  # type: ignore[arg-type]
@@ -186,28 +149,6 @@ def test_a_dropped_map_and_its_registrars_go(device: FakeDevice) -> None:
     del owner
     gc.collect()
     assert (book.known, device.locked) == ({}, {})
-
-
-def test_threads_that_lock_while_registrars_come_and_go(on: PinnedMap, device: FakeDevice) -> None:
-    stay, stop = Book(), threading.Event()
-    on.add_registrar(stay.register, stay.unregister)
-
-    def work(number: int) -> None:
-        ptr = BASE + number * 5000
-        while not stop.is_set():
-            on.lock(ptr, 1000)
-            assert ptr in stay.known
-            on.unlock(ptr)
-
-    threads = [Background(partial(work, number)) for number in range(3)]
-    for _ in range(50):
-        book = Book()
-        on.add_registrar(book.register, book.unregister).remove()
-        assert book.known == {}
-    stop.set()
-    for thread in threads:
-        thread.result()
-    assert (stay.known, device.locked) == ({}, {})
 
 
 def test_nothing_is_left_at_exit() -> None:

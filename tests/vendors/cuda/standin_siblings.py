@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import pinning
 from c_api import Map
 from child_process import run_in_child
-from pinning import Lock, PartialOverlapError, PinnedMap, PinningError, VendorError
-from standins.libcuda import DRIVER
+from pinning import PinningError, VendorError
 from standins.standin import StandIn
 
 NAMES = ["cuda:0", "cuda:1", "cuda:2"]
@@ -109,19 +103,6 @@ def test_in_the_background_on_two_devices_at_once(standin: StandIn) -> None:
     locks[1].unlock()
 
 
-def test_what_is_idle_moves_to_the_device_that_wants_it(standin: StandIn) -> None:
-    array = numpy.zeros(5 * UNIT, "u1")
-    pinning.budget(idle=True)
-    try:
-        for name in NAMES * 2:
-            pinning.lock(array, device=name).unlock()
-            assert pinning.budget().idle == array.nbytes
-        assert len(standin.calls("cuMemHostRegister")) == 1
-    finally:
-        pinning.budget(1.0, idle=False)
-    assert standin.registrations() == set()
-
-
 def test_a_child_has_none_of_it(standin: StandIn) -> None:
     array = numpy.zeros(5 * UNIT, "u1")
 
@@ -134,74 +115,3 @@ def test_a_child_has_none_of_it(standin: StandIn) -> None:
     with pinning.locked(array, device="cuda:0"), pinning.locked(array, device="cuda:1"):
         run_in_child(child)
         assert standin.registrations() == {range_of(array)}
-
-
-class SiblingsMachine(RuleBasedStateMachine):
-    """Random locks through the maps of three devices and short-lived maps, against the expected registrations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.standin = DRIVER.standin(Path())
-        self.arrays = [numpy.zeros((1 + index) * UNIT, "u1") for index in range(3)]
-        self.locks: list[tuple[Lock, int, str]] = []
-        self.maps: list[tuple[PinnedMap, int]] = []
-        self.used = pinning.budget().used
-
-    def teardown(self) -> None:
-        for lock, _, _ in self.locks:
-            lock.unlock()
-        for own, _ in self.maps:
-            own.close()
-        assert self.standin.registrations() == set()
-        assert pinning.budget().used == self.used
-
-    def registered(self) -> set[int]:
-        return {array for _, array, _ in self.locks} | {array for _, array in self.maps}
-
-    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2), at=st.integers(0, 99), size=st.integers(1, 100))
-    def lock(self, name: str, array: int, at: int, size: int) -> None:
-        whole = self.arrays[array]
-        view = whole[at : at + size] if array in self.registered() else whole
-        self.locks.append((pinning.lock(view, device=name), array, name))
-
-    @precondition(lambda self: self.locks)
-    @rule(data=st.data())
-    def unlock(self, data: st.DataObject) -> None:
-        lock, _, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
-        assert lock.held
-        lock.unlock()
-
-    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2))
-    def a_map_of_its_own(self, name: str, array: int) -> None:
-        own = PinnedMap(pinning.device(name))
-        own.lock(*range_of(self.arrays[array]))
-        self.maps.append((own, array))
-
-    @precondition(lambda self: self.maps)
-    @rule()
-    def that_goes(self) -> None:
-        own, _ = self.maps.pop()
-        own.close()
-
-    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2))
-    def across(self, name: str, array: int) -> None:
-        if array in self.registered():
-            ptr, size = range_of(self.arrays[array])
-            with pytest.raises(PartialOverlapError):
-                pinning.lock((ptr + 1, size), device=name)
-
-    @invariant()
-    def as_it_should_be(self) -> None:
-        arrays = [self.arrays[array] for array in self.registered()]
-        assert self.standin.registrations() == {range_of(array) for array in arrays}
-        assert pinning.budget().used == self.used + sum(array.nbytes for array in arrays)
-        for name in NAMES:
-            held = {self.arrays[array].ctypes.data for _, array, device in self.locks if device == name}
-            assert {region.start for region in pinning.regions(name)} == held
-            assert not any(region.external for region in pinning.regions(name))
-
-
-SiblingsMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-TestSiblings = SiblingsMachine.TestCase
