@@ -84,15 +84,6 @@ def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinnin
         assert (back == array).all()
 
 
-def test_small_pageable_memory_is_left_to_the_vendor(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    array = noise(1000)
-    with pinning.alloc(1000, device=device) as there:
-        copy = pinning.copy(there, array, queue=queue)
-        assert copy.path == "plain"
-        assert pinning.explain(there, array, queue=queue).reason_code is Reason.SMALL
-        assert (bytes_of(there) == array).all()
-
-
 @pytest.mark.parametrize("size", [1000, MIB])
 def test_only_a_part_is_locked(device: FakeMemoryDevice, queue: pinning.Queue, size: int) -> None:
     array, back = noise(size), numpy.zeros(size, numpy.uint8)
