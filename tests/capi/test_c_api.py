@@ -681,6 +681,9 @@ def test_copies_of_one_range() -> None:
             assert how(queue.handle) == (plan.path, plan.reason_code)
         with pinning.lock(host, device="host:0"):
             assert how() == how(queue.handle) == ("direct", Reason.LOCKED)
+        with pinning.PinnedMap(pinning.device("host:0")) as others:  # of which the process's map does not know
+            others.lock(origin, size)
+            assert how() == how(queue.handle) == ("direct", Reason.LOCKED)
     assert native.regions() == []
 
 

@@ -329,13 +329,15 @@ def test_doctor_fails_where_nothing_can_be_locked(pinning: Pinning) -> None:
     assert host["locks"] is False
     assert "RLIMIT_MEMLOCK" in host["problem"]
     assert "sudo prlimit --memlock=unlimited --pid $$" in [advice["command"] for advice in report["advice"]]
-    said = pinning.text("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
-    assert "Locking does not work on host:0" in said
+    cached = f"{HOST_ALONE}; import pinning; pinning.budget(idle=True)"
+    said = pinning.text("doctor", memlock=0, first=cached, exit_code=1)
+    assert "Locking does not work on host:0" in said and "0 B locked, 0 B idle" in said
 
 
 def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:
     taken = "import mmap, pinning; own = mmap.mmap(-1, 1 << 20); held = pinning.lock(own, device='host')"
     said = pinning.text("doctor", memlock=8 * MIB, first=taken)
+    assert "(mlock) 8 MiB ✓ locks" in said
     assert "RLIMIT_MEMLOCK leaves 7 MiB to lock: sudo prlimit --memlock=unlimited --pid $$" in said
 
 

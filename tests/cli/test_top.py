@@ -21,7 +21,7 @@ from rich.console import Console
 
 from limits import needs_room_to_lock
 from pinning.cli.status import NoStatusError, Status, status_of
-from pinning.cli.top_view import show
+from pinning.cli.top_view import show, watch
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -147,10 +147,14 @@ def test_files_are_counted(program: Program, tmp_path: Path) -> None:
 
 def test_what_went_over_peers_links_is_shown(program: Program) -> None:
     program("there = pinning.alloc(1000, device='host'); held.append(pinning.lock(array[:1000], device='host'))")
-    status = status_of(program.pid)
-    assert status.by_peers == 0 and "over peers' links" not in shown(status)
+    before = status_of(program.pid)
+    assert before.by_peers == 0 and "over peers' links" not in shown(before)
     program("from pinning.copies.work import count_by_peers; count_by_peers(3 << 30)")
-    assert re.search(r"over peers. links 3\S* G", shown(status_of(program.pid)))
+    after = replace(status_of(program.pid), since=0, time=before.time + 2)
+    with (to := Console(width=200)).capture() as text, pytest.raises(StopIteration):
+        watch(iter([[before], [after]]).__next__, True, 0, to)
+    assert re.search(r"over peers. links +3\S* GiB +1\.5 GiB/s", text.get())
+    assert re.search(r"over peers. links 3\S* G", shown(after))
 
 
 def test_ranges_that_have_no_room_are_counted(program: Program) -> None:
@@ -162,6 +166,12 @@ def test_ranges_that_have_no_room_are_counted(program: Program) -> None:
         many = replace(status, ranges=status.ranges * ranges, unlisted=unlisted)
         assert shown(many).endswith(f"and {more} more")
         assert f"locked in {ranges + unlisted} ranges" in shown(many)
+    for line, unlisted in (
+        ("held += [pinning.lock(array[i : i + 1], device='host') for i in range(100, 4200)]", 5),
+        ("while len(held) > 1: held.pop().unlock()", 0),
+    ):
+        program(line)
+        assert status_of(program.pid).unlisted == unlisted
 
 
 def shown(status: Status) -> str:

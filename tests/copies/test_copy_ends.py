@@ -565,6 +565,7 @@ REFERENCES: dict[str, Callable[[], Any]] = {
     "ctypes, nested": lambda: (ctypes.py_object * 2 * 2)(),
     "a packed structure": lambda: (Packed * 2)(),
     "a union": lambda: (Either * 2)(),
+    "a derived structure": lambda: (type("Derived", (Packed,), {}) * 2)(),
     "an array interface": lambda: Interface(numpy.array([None, None])),
     "an array interface of records": lambda: Interface(numpy.zeros(2, RECORDS)),
 }

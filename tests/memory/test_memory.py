@@ -87,8 +87,11 @@ def test_alignment(fake: FakeMemoryDevice, kind: MemoryKind, alignment: int) -> 
             info = pinning.memory_info(memory.ptr + 99)
             assert info is not None
             assert (info.base, info.size) == (memory.ptr, 100)
+            region = pinning.find(memory.ptr, 100, device=device)
             if kind is HOST:
-                assert pinning.find(memory.ptr, 100, device=device) is not None
+                assert region is not None
+                assert memory.device_ptr - region.device_ptr == memory.ptr - region.start
+            assert device is not fake or len(fake.allocated) == 1
 
 
 @pytest.mark.parametrize("alignment", [0, -16, 3, 48, 1 << 70])

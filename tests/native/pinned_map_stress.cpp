@@ -300,6 +300,7 @@ void unlock_while_another_unlocks() {
 struct Growth {
   explicit Growth(bool failing_ = false) : failing(failing_) {
     vendor.hold(0x2000);
+    budget.set(Budget::unlimited, Budget::unlimited);
     thread = std::jthread([this] { lock(); });
     vendor.wait_for_caller();
   }
@@ -322,7 +323,8 @@ struct Growth {
   bool const failing;
   bool refused = false, ended = false, left = false;
   Vendor vendor;
-  PinnedMap map{vendor};
+  Budget budget;
+  PinnedMap map{vendor, budget};
   std::jthread thread;
 };
 
@@ -391,9 +393,10 @@ void what_others_use_of_a_refused_lock_stays() {
       }
       expect(map.lock(0x1000, 0x1000).serial == inside->serial, "what was cut short is not counted");
       map.unlock(0x1000);
-      map.unlock(*inside);
+      map.unlock(*inside, true);
     }
-    expect(growth.vendor.held() == 0 && map.size() == 0, "something stays locked");
+    expect(growth.vendor.held() == 0 && map.size() == 0, "something stays locked, or what was cut short is kept");
+    expect(growth.budget.figures().locked == 0 && growth.budget.figures().idle == 0, "a wrong account");
     map.lock(0x3000, 1);
   }
 }

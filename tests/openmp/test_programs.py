@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from programs import SOURCES, TOOL, Ran, run, run_plain
 
 from child_process import ordinary_user
 from folders import SUPPORT
+from mapped_memory import PAGE
 
 MIB = 1 << 20
 BUFFERS = SOURCES / "buffers.c"
@@ -221,6 +223,30 @@ runtime.finish()
     assert ran.said[0] == 'an OpenMP device of type "a strange one" is unknown; nothing is locked for it'
     assert ran.locked == 0
     assert ran.moved("to") == (0, 10)
+
+
+def test_the_report_adds_up_all_locks_of_a_buffer_and_all_refusals_for_one_reason() -> None:
+    program = """
+import ctypes, time
+from mapped_memory import PAGE, Memory
+from ompt_runtime import Runtime
+from programs import TOOL
+runtime, memory = Runtime(ctypes.CDLL(str(TOOL)), "generic-64bit"), Memory(16)
+for pages, seconds in ((8, 0.3), (8, 0), (16, 0), (12, 0)):
+    runtime.map(memory.ptr, pages * PAGE)
+    for _ in range(2):
+        with runtime.to_device(memory.ptr, pages * PAGE):
+            pass
+    time.sleep(seconds)
+    runtime.unmap(memory.ptr)
+runtime.finish()
+"""
+    limits = {"lock_min_bytes": 1, "lock_budget": 9 * PAGE, "lock_until": "unmapped"}
+    ran = run(Path(sys.executable), "-P", "-c", python_path + program, **limits)
+    held = re.search(r" host:0 +2x +\S+ ms +(\S+) ms ", ran.errors)
+    assert held and float(held[1]) >= 300, ran.errors
+    (why,) = ran.refused
+    assert why.startswith(f"2x, up to {16 * PAGE >> 10} KiB: PINNING_LOCK_BUDGET")
 
 
 def loads(library: str) -> bool:

@@ -89,7 +89,15 @@ def test_a_region_that_was_removed_is_not_removed_twice(table: PageTable) -> Non
     new = table.insert(1000, 10)
     with pytest.raises(AbsentError, match="size=1000"):
         table.remove(old)
-    assert list(table) == [new]
+    other = table.insert(1, 1)
+    for each in (new, other):
+        table.remove(each)
+    again = table.insert(1000, 1000)  # the same range, and another id
+    assert again.id != new.id
+    for gone in (old, new):
+        with pytest.raises(AbsentError):
+            table.remove(gone)
+    assert list(table) == [again]
 
 
 def test_an_address_outside_all_memory_is_in_no_region(table: PageTable) -> None:
@@ -534,6 +542,7 @@ def test_an_unlimited_process_gets_the_large_reservation() -> None:
         """
 import pagetable
 def pages(): return [int(word) for word in open("/proc/self/statm").read().split()[:2]]
+for _ in range(300): pagetable.PageTable()  # which give back what they took
 before = pages()
 table = pagetable.PageTable()
 table.insert(2**40, 2**30)

@@ -32,6 +32,7 @@ def test_each_kind_is_allocated_exactly_and_given_back(
     assert vendor.live()["allocations"] == 1
     info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
     assert [gpu.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # from any device
+    assert pinning.memory_info(ptr + 1) == (kind, ptr, 1000, None if kind is HOST else other, None, None)
     assert gpu.memory_info(ptr + 1000) is None
     assert gpu.is_pinned_ptr(ptr + 999) == ((ptr, 1000, ptr) if kind is HOST else None)
     standin.configure()

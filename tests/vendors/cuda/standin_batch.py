@@ -285,4 +285,4 @@ def test_pinned_lists_that_the_driver_keeps_are_freed_later(standin: StandIn, qu
     with pytest.raises(VendorError, match="cuMemFreeHost"):
         pinning.copies.trim_staging()
     standin.configure()
-    assert pinning.copies.trim_staging() > 0
+    assert pinning.copies.trim_staging() >= 16 << 10

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy
 import pytest
 
@@ -10,6 +12,7 @@ import pinning
 from c_api import Map
 from child_process import run_in_child
 from pinning import PinningError, VendorError
+from pinning.cli.status import status_of
 from standins.standin import StandIn
 
 NAMES = ["cuda:0", "cuda:1", "cuda:2"]
@@ -21,16 +24,17 @@ def range_of(array: numpy.ndarray) -> tuple[int, int]:
     return array.ctypes.data, array.nbytes
 
 
-def test_a_copy_to_each_of_two_devices_is_direct(standin: StandIn) -> None:
+def test_a_copy_to_each_of_several_devices_is_direct(standin: StandIn) -> None:
     array = numpy.arange(UNIT, dtype="u4")
     with (
         pinning.alloc(array.nbytes, device="cuda:0") as first,
         pinning.alloc(array.nbytes, device="cuda:1") as second,
+        pinning.alloc(array.nbytes, device="cuda:2") as third,  # for which it is not locked
         pinning.locked(array, device="cuda:0"),
         pinning.locked(array, device="cuda:1"),
     ):
-        copies = [pinning.copy_async(there, array) for there in (first, second)]
-        assert [copy.path for copy in copies] == ["direct", "direct"]
+        copies = [pinning.copy_async(there, array) for there in (first, second, third)]
+        assert [copy.path for copy in copies] == ["direct"] * 3
         for copy in copies:
             copy.wait()
     for name in NAMES:
@@ -77,6 +81,17 @@ def test_beside_what_is_left_of_an_unlock_that_was_refused_half_way(standin: Sta
             assert len(standin.registrations()) == len(left) + 1
     lock.unlock()
     assert standin.registrations() == set()
+
+
+def test_what_is_idle_for_one_vendor_is_locked_for_another(standin: StandIn) -> None:
+    array = numpy.zeros(UNIT, "u1")
+    pinning.budget(idle=True)
+    with pinning.lock(array, device="host"):
+        pinning.lock(array, device="cuda:0").unlock()
+        ranges = status_of(os.getpid()).ranges
+    pinning.budget(idle=False)
+    listed = {each.device: each.idle for each in ranges if each.start == array.ctypes.data}
+    assert listed == {"cuda:0": True, "host:0": False}
 
 
 def test_locked_from_c_too(standin: StandIn) -> None:

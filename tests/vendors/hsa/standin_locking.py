@@ -110,8 +110,9 @@ def test_memory_that_is_being_locked_cannot_be_locked_meanwhile(standin: StandIn
     while not standin.calls("hsa_amd_memory_lock_to_pool"):
         pass
     assert DEVICE.is_pinned_ptr(memory.ptr) is None
-    with pytest.raises(AlreadyPinnedError):
-        OTHER.data_lock(memory.ptr, 1, False)
+    for part in (memory.ptr, memory.ptr + memory.size - 1):
+        with pytest.raises(AlreadyPinnedError):
+            OTHER.data_lock(part, 1, False)
     standin.configure()
     locking.result()
     assert standin.registrations() == {(memory.ptr, memory.size)}

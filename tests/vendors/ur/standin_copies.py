@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy
 import pytest
 
+import c_api
 import pinning
 from exchange_tensors import ByCapsule, ByMethods, Tensor
 from noise import noise
@@ -40,6 +41,10 @@ def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(dev
         assert there_and_back(device, noise(size)) == ("plain", "plain")
     with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
         assert pinning.explain(there, noise(SIZE), queue=queue).reason_code is Reason.NO_VALUES
+        source = noise(16)
+        with c_api.Queue("ur:0") as in_c:
+            ends = (numpy.array([end, end + 8], numpy.uint64) for end in (there.ptr, source.ctypes.data))
+            assert in_c.copy_batch(*ends, numpy.array([8, 8], numpy.uint64)).reason is Reason.NO_VALUES
 
 
 @pytest.mark.parametrize("device", ["no_host_task"], indirect=True)
