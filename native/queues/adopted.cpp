@@ -5,10 +5,9 @@
 #include <memory>
 #include <mutex>
 #include <pinning/lane.hpp>
+#include <pinning/process.hpp>
 #include <thread>
 #include <vector>
-
-#include "../base/process.hpp"
 
 namespace pinning {
 
@@ -46,15 +45,10 @@ class AdoptedLanes {
   std::vector<Entry> lanes_;
 };
 
-Only<AdoptedLanes> adopted_lanes;
-
-void begin_anew() { adopted_lanes.forget(); }
-
 }  // namespace
 
 std::shared_ptr<Lane> Lane::adopt(VendorDevice& device, std::uintptr_t stream) {
-  at_fork(Subsystem::queues, begin_anew);
-  AdoptedLanes& lanes = adopted_lanes.get([] { return std::make_unique<AdoptedLanes>(); });
+  AdoptedLanes& lanes = Only<AdoptedLanes, Subsystem::queues>::get([] { return std::make_unique<AdoptedLanes>(); });
   if (auto known = lanes.get(device, stream, nullptr)) return known;
   auto const lane = std::make_shared<std::shared_ptr<Lane>>(new Lane(device, device.adopt_queue(stream), true, true));
   // Not one that events share: a stream may be gone before them, and another one have its handle.

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <pinning/generation.hpp>
+#include <pinning/process.hpp>
 #include <pinning/lane.hpp>
 #include <utility>
 
@@ -41,7 +41,7 @@ std::shared_ptr<Lane> Lane::make(VendorDevice& device) {
 }
 
 Lane::~Lane() {
-  if (made_in_ != generation()) {  // of a parent process, whose threads are missing here
+  if (is_parents(made_in_)) {  // of a parent process, whose threads are missing here
     new std::shared_ptr<VendorQueue>(std::move(queue_));
     new std::list<Marker>(std::move(markers_));
   }
@@ -49,7 +49,7 @@ Lane::~Lane() {
 }
 
 void Lane::check() const {
-  if (made_in_ == generation()) return;
+  if (!is_parents(made_in_)) return;
   throw Unavailable("this queue belongs to the process that made it, and this is a fork of it: make queues after the fork");
 }
 

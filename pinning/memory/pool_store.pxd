@@ -55,9 +55,9 @@ cdef class Store:
     cdef bint shut
     cdef dict queues  # weak references by id: the queues of the points that blocks come after
     cdef object last_queue  # a weak reference to one that is surely in `queues`
-    cdef long generation
+    cdef unsigned made_in
 
-    cdef int present(self) except -1
+    cdef int begin_anew(self) except -1
     cdef Block* take(self, size_t place, uint64_t length, const CDependencies& before) except? NULL
     cdef Block* grow(self, size_t place, uint64_t length) except? NULL
     cdef bint has_room(self, uint64_t length) except *

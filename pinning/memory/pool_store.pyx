@@ -20,7 +20,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work
 from pinning.queues.order cimport CDependencies
 from pinning.queues.submitter cimport Submitter, events_of
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -139,16 +139,16 @@ cdef class Store:
         self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
         self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
         self.zero_initialize, self.read_only = zero_initialize, read_only
-        self.generation = -1
-        self.present()
+        self.made_in = generation() - 1
+        self.begin_anew()
 
     def __dealloc__(self):
         for blocks in self.places:
             del blocks
 
-    cdef int present(self) except -1:
+    cdef int begin_anew(self) except -1:
         """Become empty in a child process after fork, where the memory is the parent's."""
-        if self.generation == generation():
+        if not is_parents(self.made_in):
             return 0
         for blocks in self.places:
             del blocks
@@ -157,7 +157,7 @@ cdef class Store:
             self.places.push_back(new Blocks())
         self.reserved_now = self.used_now = self.reserved_most = self.used_most = self.growing = 0
         self.queues, self.last_queue = {}, None
-        self.generation = generation()
+        self.made_in = generation()
         return 0
 
     # ---- figures ----
@@ -180,27 +180,27 @@ cdef class Store:
 
     @property
     def reserved(self) -> int:
-        self.present()
+        self.begin_anew()
         return self.reserved_now
 
     @property
     def used(self) -> int:
-        self.present()
+        self.begin_anew()
         return self.used_now
 
     @property
     def reserved_high(self) -> int:
-        self.present()
+        self.begin_anew()
         return self.reserved_most
 
     @property
     def used_high(self) -> int:
-        self.present()
+        self.begin_anew()
         return self.used_most
 
     def reset_high(self) -> None:
         """Reset the high watermarks to what is reserved and used now."""
-        self.present()
+        self.begin_anew()
         self.reserved_most, self.used_most = self.reserved_now, self.used_now
 
     # ---- allocating ----
@@ -221,7 +221,7 @@ cdef class Store:
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
         submitter.check()
-        self.present()
+        self.begin_anew()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices
         cdef size_t place = 0
@@ -450,7 +450,7 @@ cdef class Store:
             The vendor refused; the pool still has that memory.
         """
         cdef uint64_t upto = bytes_of(nbytes, "the size to trim to")
-        self.present()
+        self.begin_anew()
         cdef list errors = []
         self.release(upto, errors)
         if errors:
@@ -470,7 +470,7 @@ cdef class Store:
 
         After an error the pool is open.
         """
-        self.present()
+        self.begin_anew()
         if self.used_now or self.growing:
             raise StillInUseError(f"{self!r} has {self.used_now + self.growing} bytes in use: free them first")
         self.shut = True

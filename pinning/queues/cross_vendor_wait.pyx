@@ -11,7 +11,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport CEvents, Lane, Operation, Work
 
 from pinning.queues.staging import staging_of
-from pinning.runtime import process
+from pinning.runtime.process import emptied_at_fork
 
 cdef extern from "<pinning/simple_operations.hpp>" namespace "pinning" nogil:
     cppclass CSignal "pinning::Signal"(Operation):
@@ -23,7 +23,7 @@ cdef extern from "<pinning/simple_operations.hpp>" namespace "pinning" nogil:
 cdef enum:
     MOST = 4  # helpers of one device; if all are busy, signals wait for one another
 
-cdef dict helpers = {}  # lists of lanes by id of the device, which the lanes keep alive
+cdef dict helpers = emptied_at_fork({})  # lists of lanes by id of the device, which the lanes keep alive
 
 
 cdef class Signal(Work):
@@ -99,11 +99,3 @@ def close_idle_helpers() -> None:
             if helper.poll() and helper in all_of:
                 all_of.remove(helper)
                 helper.finish()
-
-
-def _after_fork_in_child():
-    process.keep_for_ever(list(helpers.values()))
-    helpers.clear()
-
-
-process.at_fork(process.Subsystem.QUEUES, _after_fork_in_child)

@@ -15,7 +15,7 @@ from pinning.queues.lane cimport keeps
 from pinning.queues.order cimport Timeline, point_at
 
 from pinning.queues import pending
-from pinning.runtime.process import Subsystem, at_fork
+from pinning.runtime.process import at_fork
 
 cdef extern from "<pinning/graph_references.hpp>" namespace "pinning" nogil:
     cppclass Recorded:
@@ -123,4 +123,4 @@ def _after_fork_in_child():
     graphs.known = graphs.watched = False
 
 
-at_fork(Subsystem.QUEUES, _after_fork_in_child)
+at_fork(_after_fork_in_child)

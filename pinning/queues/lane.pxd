@@ -76,7 +76,7 @@ cdef class Lane:
     cdef bint watched
     cdef uint64_t unwatched  # operations at the last call of `unwatch`
     cdef readonly bint retired
-    cdef long generation
+    cdef unsigned made_in
 
     cdef uint64_t capture(self) except? 0
     cdef put(self, Event event, object work, CEvents& after, tuple keep)
@@ -85,4 +85,4 @@ cdef class Lane:
 
 
 cdef bint keeps(object kept, object thing)
-cdef check_process(long made_in)
+cdef check_process(unsigned made_in)

@@ -14,7 +14,7 @@ from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue, VendorDevice, VendorQueue
 from pinning.queues.event cimport CEvent, Event, handle_signals
 from pinning.queues.order cimport Timeline, point_at
-from pinning.runtime.process cimport generation
+from pinning.runtime.process cimport generation, is_parents
 
 import os
 from collections import deque
@@ -56,8 +56,8 @@ cdef bint keeps(object kept, object thing):
     return False
 
 
-cdef check_process(long made_in):
-    if made_in != generation():
+cdef check_process(unsigned made_in):
+    if is_parents(made_in):
         raise PinningError(f"this queue belongs to the process that made it, and this is a fork of it, process "
                            f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
 
@@ -86,7 +86,7 @@ cdef class Lane:
         self.timeline = Timeline(ordered)
         self.timeline.native = self.native.get().timeline()
         self.unsettled = deque()
-        self.generation = generation()
+        self.made_in = generation()
         pending.know(self)
 
     def __dealloc__(self):
@@ -94,7 +94,7 @@ cdef class Lane:
             self.native.reset()
 
     def check_process(self):
-        check_process(self.generation)
+        check_process(self.made_in)
 
     def check_uncaptured(self, what):
         """Raise GraphCaptureError, with `what` as the reason, while the stream is being captured."""
@@ -176,7 +176,7 @@ cdef class Lane:
 
     def poll(self):
         """Poll the vendor, and release what finished work has kept. Returns whether all work is over."""
-        check_process(self.generation)
+        check_process(self.made_in)
         cdef bint over
         try:
             with nogil:
@@ -187,7 +187,7 @@ cdef class Lane:
 
     def done(self):
         """Whether all work is over, also what others have submitted. Raises an error that no event has reported."""
-        check_process(self.generation)
+        check_process(self.made_in)
         cdef bint over
         try:
             with nogil:
@@ -198,7 +198,7 @@ cdef class Lane:
 
     def synchronize(self):
         """Block until all that was submitted by now is over. Raises as `done`."""
-        check_process(self.generation)
+        check_process(self.made_in)
         try:
             with nogil:
                 self.native.get().synchronize(&handle_signals)

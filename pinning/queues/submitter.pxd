@@ -19,7 +19,7 @@ cdef class Submitter:
     cdef SharedDependencies before  # in order: what the next operation comes after, on other timelines
     cdef SharedDependencies past  # out of order: what any operation so far comes after, on other timelines
     cdef tuple barrier  # out of order: what all later operations wait for
-    cdef long generation
+    cdef unsigned made_in
 
     cdef check(self)
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)

@@ -11,7 +11,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport CEvents, CLane, Lane, ONCE, Span, Work, check_process
 from pinning.queues.order cimport CDependencies, Dependencies, SharedDependencies, empty, joined
-from pinning.runtime.process cimport generation, keep_for_ever
+from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
 from pinning.runtime.arguments import describe
-from pinning.runtime.process import Subsystem, at_exit
+from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ def _end():
     ended = True
 
 
-at_exit(Subsystem.QUEUES, _end)
+at_exit(_end)
 
 
 cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Event, ...]
@@ -76,7 +76,7 @@ cdef class Submitter:
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
         self.barrier = ()
-        self.generation = generation()
+        self.made_in = generation()
         self.closed = True  # until __init__ has succeeded
 
     def __init__(
@@ -90,7 +90,7 @@ cdef class Submitter:
         self.closed = False
 
     def __del__(self):
-        if ended or self.generation != generation():
+        if ended or is_parents(self.made_in):
             keep_for_ever(self.lanes)
         elif not self.closed:
             for lane in self.lanes:
@@ -113,7 +113,7 @@ cdef class Submitter:
         return lane.vendor.waits_for_values
 
     cdef check(self):
-        check_process(self.generation)
+        check_process(self.made_in)
         if self.closed:
             raise PinningError(f"{self!r} is closed; nothing can be submitted to it")
 
@@ -383,7 +383,7 @@ cdef class Submitter:
         return self.is_usable()
 
     cdef bint is_usable(self) noexcept:
-        return not self.closed and self.generation == generation()
+        return not self.closed and not is_parents(self.made_in)
 
     cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1:
         """Whether pending work may write a range before a copy that is submitted now. Work of others is not known."""
@@ -439,7 +439,7 @@ cdef class Submitter:
 
         Returns whether all that was submitted is over. Makes no event, and does not raise the vendor's errors.
         """
-        check_process(self.generation)
+        check_process(self.made_in)
         cdef bint over = True
         for lane in self.lanes:
             over = lane.poll() and over
@@ -453,7 +453,7 @@ cdef class Submitter:
         VendorError
             Work failed, and no event reports it.
         """
-        check_process(self.generation)
+        check_process(self.made_in)
         cdef Lane lane
         cdef bint over = True
         for lane in self.lanes:
@@ -462,7 +462,7 @@ cdef class Submitter:
 
     def synchronize(self) -> None:
         """Block this thread, without the GIL, until all that was submitted by now is complete. Raises as `done`."""
-        check_process(self.generation)
+        check_process(self.made_in)
         first = None
         for lane in list(self.lanes):
             try:
@@ -474,7 +474,7 @@ cdef class Submitter:
 
     def close(self) -> None:
         """See `Queue.close`."""
-        check_process(self.generation)
+        check_process(self.made_in)
         cdef Lane lane
         if self.closed:
             return

@@ -25,7 +25,6 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from enum import IntEnum
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -46,19 +45,6 @@ T = TypeVar("T")
 SHORTEST: float = 0.005  # seconds: the first pause of `look_after`, and the longest
 LONGEST: float = 0.1
 BEGIN_SECONDS = 5.0  # at most, for a thread to start
-
-
-class Subsystem(IntEnum):
-    """The parts of the package with handlers for fork and exit, each above those that it depends on."""
-
-    MAPS = 0
-    CACHE = 1
-    LOCKS = 2
-    MEMORY = 3
-    COPIES = 4
-    QUEUES = 5
-    ARENAS = 6
-    FILES = 7
 
 
 class WeakRegistry(Generic[T]):
@@ -266,13 +252,13 @@ cdef report():
     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
 
-def at_fork(*function: Any, before: Callable[[], object] | None = None) -> None:
+def at_fork(function: Callable[[], object], before: Callable[[], object] | None = None) -> None:
     """Have a function called in each forked child, after those registered before.
 
     `before` is called in the parent, and must hold nothing when it returns: handlers of others follow, which may wait for
     threads.
     """
-    fork_handlers.append(function[-1])
+    fork_handlers.append(function)
     if before is not None:
         before_fork.append(before)
 
@@ -288,9 +274,9 @@ def _leave_to_parent(things):
     things.clear()
 
 
-def at_exit(*function: Any) -> None:
+def at_exit(function: Callable[[], object]) -> None:
     """Have a function called when the program exits, before those registered before."""
-    exit_handlers.insert(0, function[-1])
+    exit_handlers.insert(0, function)
 
 
 def _before_fork():

@@ -50,9 +50,6 @@ class Only {
     return made_.compare_exchange_strong(first, one.get()) ? *one.release() : *first;
   }
 
-  /// Forget the object, in a child that has no use for that of its parent.
-  static void forget() noexcept { made_.store(nullptr); }
-
  private:
   static void begin_anew() {
     T* const one = if_made();
