@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include <pinning/process.hpp>
+
 #include "inside.hpp"
 #include "openmp/tool.hpp"
 
@@ -112,6 +114,8 @@ pinning::Budget& pinning::process_budget() {
   static Budget budget;
   return budget;
 }
+
+void pinning::at_fork(Subsystem, void (*)()) noexcept {}
 
 // Stand-ins for libpinning's functions.
 extern "C" {
