@@ -25,6 +25,8 @@ pinning_region in_c(pinning::Region const& region) noexcept {
           region.piece,          region.references, region.external};
 }
 
+pinning::VendorDevice& gpu(int device) { return pinning::vendor_device("cuda:" + std::to_string(device)); }
+
 }  // namespace
 
 char const* pinning_version() noexcept { return PINNING_VERSION; }
@@ -169,4 +171,22 @@ pinning_status pinning_regions(pinning_map const* map, pinning_region* regions, 
     for (std::size_t i = 0; i < std::min(room_for, all.size()); ++i) regions[i] = in_c(all[i]);
     *count = all.size();
   });
+}
+
+void* pinning_sleepable_alloc(ptrdiff_t size, int device, void*) noexcept {
+  Address ptr = 0;
+  guarded([&] { ptr = gpu(device).allocate_sleepable(static_cast<std::uint64_t>(size)); });
+  return pointer(ptr);
+}
+
+void pinning_sleepable_free(void* ptr, size_t, int device, void*) noexcept {
+  guarded([&] { gpu(device).free_sleepable(word(ptr)); });
+}
+
+pinning_status pinning_sleep(void* ptr, int device) noexcept {
+  return guarded([&] { gpu(device).set_awake(word(ptr), false); });
+}
+
+pinning_status pinning_wake(void* ptr, int device) noexcept {
+  return guarded([&] { gpu(device).set_awake(word(ptr), true); });
 }

@@ -109,6 +109,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         uint64_t largest_lock() noexcept
         uint64_t allocate(uint64_t size, CMemoryKind kind, bool write_combined) except +raise_in_python
         void free(uint64_t ptr, CMemoryKind kind) except +raise_in_python
+        void set_awake(uint64_t ptr, bool awake) except +raise_in_python
         optional[CMemoryInfo] memory_info(uint64_t ptr) except +raise_in_python
         void copy(uint64_t dst, uint64_t src, uint64_t size) except +raise_in_python
         void synchronize() except +raise_in_python

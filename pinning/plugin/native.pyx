@@ -249,6 +249,11 @@ cdef class NativeDevice:
         with nogil:
             self.native.free(ptr, asked)
 
+    def set_awake(self, uint64_t ptr, bint awake) -> None:
+        """Give the bytes of sleepable memory back to the vendor, or bring others, of undefined contents, to its address."""
+        with nogil:
+            self.native.set_awake(ptr, awake)
+
     def memory_info(self, uint64_t ptr) -> MemoryInfo | None:
         """The allocation or registration around `ptr`, of any owner."""
         cdef optional[CMemoryInfo] info

@@ -400,6 +400,24 @@ PINNING_API pinning_status pinning_event_reason(const pinning_event *event, pinn
 /* Free an event, whether or not it is reached. */
 PINNING_API pinning_status pinning_event_destroy(pinning_event *event) PINNING_NOEXCEPT;
 
+/* ---- memory of a GPU that sleeps ---- */
+
+/*
+ * Memory of an NVIDIA GPU that keeps its addresses while its bytes are given back to the driver, so that pointers and CUDA
+ * graphs with these addresses are valid again when it is awake. `device` is the number of the GPU, 1 of "cuda:1".
+ *
+ * These two have the signatures that torch's CUDAPluggableAllocator needs, and therefore no status: null, or memory that is
+ * still allocated, means an error. `size` and `stream` of the second are not used, nor is `stream` of the first.
+ */
+PINNING_API void *pinning_sleepable_alloc(ptrdiff_t size, int device, void *stream) PINNING_NOEXCEPT;
+PINNING_API void pinning_sleepable_free(void *ptr, size_t size, int device, void *stream) PINNING_NOEXCEPT;
+
+/* Give its bytes back; they are lost. All work that uses it must be complete. Nothing happens if it is asleep already. */
+PINNING_API pinning_status pinning_sleep(void *ptr, int device) PINNING_NOEXCEPT;
+
+/* Bring memory of undefined contents to the same addresses. After an error it is still asleep: call it again. */
+PINNING_API pinning_status pinning_wake(void *ptr, int device) PINNING_NOEXCEPT;
+
 #undef PINNING_ENUM
 #undef PINNING_CAST
 

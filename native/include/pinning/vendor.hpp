@@ -189,12 +189,21 @@ class VendorDevice : public Locker {
   /// The most bytes that one `lock` can take.
   virtual std::uint64_t largest_lock() const noexcept { return ~std::uint64_t{0}; }
 
+  /// Copies that this library does not see may be in progress in locked memory: the next unlock of this vendor waits for
+  /// them, if the vendor's own call does not.
+  virtual void expect_copies_of_others() noexcept {}
+
   /// Whether locking existing memory is faster than `allocate` of HOST memory, and as good for the device.
   virtual bool locks_sooner() const noexcept { return false; }
   /// Allocate exactly `size` bytes, aligned to at least 16; the host's address of host memory, otherwise the device's.
   virtual Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined = false) = 0;
   /// Free what `allocate` returned for this kind. After an error it is still allocated.
   virtual void free(Address ptr, MemoryKind kind) = 0;
+  /// Allocate device memory that keeps its addresses while the vendor has its bytes. It is awake; `free_sleepable` takes it
+  /// asleep too. `set_awake` loses the bytes, or brings others of undefined contents; no work may use it then.
+  virtual Address allocate_sleepable(std::uint64_t) { refuse_sleep(); }
+  virtual void free_sleepable(Address) { refuse_sleep(); }
+  virtual void set_awake(Address, bool) { refuse_sleep(); }
   /// The allocation or registration around `ptr`, of any owner.
   virtual std::optional<MemoryInfo> memory_info(Address ptr) = 0;
   /// Copy in either direction, and wait until that is complete.
@@ -210,9 +219,10 @@ class VendorDevice : public Locker {
   /// Wrap a foreign queue, which its owner keeps.
   virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
 
-  /// Copies that this library does not see may be in progress in locked memory: the next unlock of this vendor waits for
-  /// them, if the vendor's own call does not.
-  virtual void expect_copies_of_others() noexcept {}
+ private:
+  [[noreturn]] void refuse_sleep() {
+    throw Unsupported(name() + " has no memory that keeps its addresses while it sleeps; NVIDIA GPUs have it");
+  }
 };
 
 /// The device of this full name, such as "cuda:0", always the same one. Throws Unavailable, which says what is missing.

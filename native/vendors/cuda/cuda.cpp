@@ -6,6 +6,7 @@
 #include "../../base/mappings.hpp"
 #include "../devices.hpp"
 #include "cuda_queue.hpp"
+#include "cuda_sleepable.hpp"
 
 namespace pinning {
 
@@ -217,6 +218,23 @@ class CudaDevice : public VendorDevice {
     }
   }
 
+  Address allocate_sleepable(std::uint64_t size) override {
+    auto const current = here();
+    return sleepable_.allocate(size);
+  }
+
+  /// Waits for all work, as the driver does in `free`: unmapping does not wait.
+  void free_sleepable(Address ptr) override {
+    synchronize_beside_captures();
+    auto const current = here();
+    sleepable_.free(ptr);
+  }
+
+  void set_awake(Address ptr, bool awake) override {
+    auto const current = here();
+    sleepable_.set_awake(ptr, awake);
+  }
+
   /// Needs no context. Shared memory belongs to the GPU for which it was allocated.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     auto const range = range_around(ptr);
@@ -389,6 +407,7 @@ class CudaDevice : public VendorDevice {
   int device_ = 0, registers_read_only_ = 0, capability_ = 0;
   bool const is_primary_;
   std::atomic<Where> context_;
+  SleepableMemory sleepable_{driver_, device_};
   std::mutex mutex_;
   std::shared_ptr<SpareEvents> spare_events_;  // of the primary context
   static inline std::atomic<std::uint64_t> expected_copies_ = 0, awaited_copies_ = 0;  // of others; of all GPUs

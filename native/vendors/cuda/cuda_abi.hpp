@@ -41,6 +41,27 @@ struct CopyAttributes {
   unsigned flags;
 };
 
+/// CUmemLocation
+struct MemoryLocation {
+  int type, id;
+};
+
+/// CUmemAllocationProp
+struct AllocationProperties {
+  int type = 0, requestedHandleTypes = 0;
+  MemoryLocation location;
+  void* win32HandleMetaData = nullptr;
+  unsigned char compressionType = 0, gpuDirectRDMACapable = 0;
+  unsigned short usage = 0;
+  unsigned char reserved[4]{};
+};
+
+/// CUmemAccessDesc
+struct AccessDescription {
+  MemoryLocation location;
+  int flags;
+};
+
 // FUNCTION(name, result, arguments...): the exported name, with its version.
 #define PINNING_CUDA_FUNCTIONS(FUNCTION)                                                                \
   FUNCTION(cuInit, int, unsigned)                                                                       \
@@ -69,6 +90,14 @@ struct CopyAttributes {
   FUNCTION(cuMemAlloc_v2, int, unsigned long long*, std::size_t)                                        \
   FUNCTION(cuMemAllocManaged, int, unsigned long long*, std::size_t, unsigned)                          \
   FUNCTION(cuMemFree_v2, int, unsigned long long)                                                       \
+  FUNCTION(cuMemGetAllocationGranularity, int, std::size_t*, AllocationProperties const*, int)          \
+  FUNCTION(cuMemAddressReserve, int, unsigned long long*, std::size_t, std::size_t, unsigned long long, unsigned long long) \
+  FUNCTION(cuMemAddressFree, int, unsigned long long, std::size_t)                                      \
+  FUNCTION(cuMemCreate, int, unsigned long long*, std::size_t, AllocationProperties const*, unsigned long long) \
+  FUNCTION(cuMemRelease, int, unsigned long long)                                                       \
+  FUNCTION(cuMemMap, int, unsigned long long, std::size_t, std::size_t, unsigned long long, unsigned long long) \
+  FUNCTION(cuMemUnmap, int, unsigned long long, std::size_t)                                            \
+  FUNCTION(cuMemSetAccess, int, unsigned long long, std::size_t, AccessDescription const*, std::size_t) \
   FUNCTION(cuMemcpy, int, unsigned long long, unsigned long long, std::size_t)                          \
   FUNCTION(cuPointerGetAttributes, int, unsigned, int*, void**, unsigned long long)                     \
   FUNCTION(cuStreamCreate, int, void**, unsigned)                                                       \
@@ -130,6 +159,7 @@ struct CopyAttributes {
   CONSTANT(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83)                      \
   CONSTANT(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 97)   \
   CONSTANT(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99)             \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110) \
   CONSTANT(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)  \
   CONSTANT(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 3)          \
   CONSTANT(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)          \
@@ -141,6 +171,10 @@ struct CopyAttributes {
   CONSTANT(CU_MEMHOSTALLOC_DEVICEMAP, 2)                                \
   CONSTANT(CU_MEMHOSTALLOC_WRITECOMBINED, 4)                            \
   CONSTANT(CU_MEM_ATTACH_GLOBAL, 1)                                     \
+  CONSTANT(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                            \
+  CONSTANT(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                         \
+  CONSTANT(CU_MEM_LOCATION_TYPE_DEVICE, 1)                              \
+  CONSTANT(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                       \
   CONSTANT(CU_MEMORYTYPE_HOST, 1)                                       \
   CONSTANT(CU_MEMORYTYPE_UNIFIED, 4)                                    \
   CONSTANT(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                         \
