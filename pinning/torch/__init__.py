@@ -7,7 +7,8 @@
 - ``storages``: which storages a tensor, module, state dict or optimizer has;
 - ``pins``: `pin` and `unpin`, these storages locked in place;
 - ``move``: `to`, everything of a module or collection in one batch;
-- ``parking``: `park` and `wake`, a module that leaves the GPU for a while;
+- ``parking``: `park`, modules that leave the GPU for a while;
+- ``sleeping``: `sleepable`, `sleep` and `wake`, memory that leaves the GPU and comes back to the same addresses;
 - ``offload``: `offload`, a module whose weights stay in the host and stream through the GPU;
 - ``host``: `pin_memory`, locked copies of exactly the size needed;
 - ``collate`` and ``slots``: `Collate`, batches of a DataLoader in locked memory that its workers write to.
@@ -22,7 +23,24 @@ from pinning.torch.collate import Collate
 from pinning.torch.host import pin_memory
 from pinning.torch.move import to
 from pinning.torch.offload import Offload, offload
-from pinning.torch.parking import Parked, park, wake
+from pinning.torch.parking import Parked, park
 from pinning.torch.pins import Pin, pin, unpin
+from pinning.torch.sleeping import sleep, sleep_async, sleepable, wake, wake_async
 
-__all__ = ["Collate", "Offload", "Parked", "Pin", "offload", "park", "pin", "pin_memory", "to", "unpin", "wake"]
+__all__ = [
+    "Collate",
+    "Offload",
+    "Parked",
+    "Pin",
+    "offload",
+    "park",
+    "pin",
+    "pin_memory",
+    "sleep",
+    "sleep_async",
+    "sleepable",
+    "to",
+    "unpin",
+    "wake",
+    "wake_async",
+]

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy
@@ -15,8 +16,6 @@ import torch
 from pinning.arena import Arena
 from pinning.copies import copy_async, copy_batch_async
 from pinning.errors import LockLimitError, PinningError, VendorError
-from pinning.memory import alloc
-from pinning.plugin import MemoryKind
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
 from pinning.runtime.handles import refuse_copy
@@ -26,16 +25,25 @@ from pinning.torch.storages import in_host, tensors_of
 Holder: TypeAlias = "torch.nn.Module | torch.optim.Optimizer"  # a string: the documentation is built without torch
 
 _ALIGNMENT = 256  # bytes
-_ALONE = 1 << 20  # bytes from which a storage is copied separately
+_ALONE = 1 << 20  # bytes from which a part is copied separately
 _UNIT = 64 << 20  # bytes of host memory that are locked at a time, while the next are populated
 _AHEAD = 8  # pending copies at a time, so that links are released soon
 _parked: WeakKeyDictionary[Holder, Parked] = WeakKeyDictionary()
 
 
-class _HostMemory(NamedTuple):
+class Memory(NamedTuple):
+    """Memory of a GPU that can be freed, and allocated again."""
+
+    device: str
+    set_awake: Callable[[bool], object]
+    parts: Callable[[], Sequence[tuple[int, int]]]  # addresses and sizes of what is kept: always as many, as large
+
+
+class _Part(NamedTuple):
     ptr: int
     nbytes: int
-    free: Callable[[], None]
+    offset: int  # in the host memory
+    device: str
 
 
 class Parked:
@@ -50,73 +58,88 @@ class Parked:
     """
 
     def __init__(self) -> None:
-        self._host: _HostMemory | None = None
-        self._storages: list[tuple[str, torch.UntypedStorage, int, int]] = []  # device, offset and bytes of each
+        self._host: Arena | None = None
+        self._away: Sequence[Memory] = ()
         self.nbytes: int = 0
 
     @property
     def parked(self) -> bool:
-        return bool(self._storages)
+        return bool(self._away)
 
-    def park(self, storages: list[tuple[str, torch.UntypedStorage]], links: Links) -> None:
-        """Copy storages to the host, and free their memory; after an error nothing has changed."""
-        placed, end = [], 0
-        for device, storage in storages:
-            placed.append((device, storage, end, storage.nbytes()))
-            end += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
-        if not placed:
+    def park(self, memory: Sequence[Memory], links: Links) -> None:
+        """Copy what is kept of memory to the host, and free it; after an error nothing has changed."""
+        parts, size = placed(memory)
+        if parts:
+            self.prepare(size, parts[0].device)
+        _synchronize(memory)
+        self._copy(parts, links, back=False)
+        self._away, self.nbytes = memory, sum(part.nbytes for part in parts)
+        try:
+            for each in memory:
+                each.set_awake(False)
+        except BaseException:
+            deque(self.waking(links), maxlen=0)
+            raise
+        torch.cuda.empty_cache()
+
+    def waking(self, links: Links, order: Iterable[Any] = ()) -> Iterator[None]:
+        """Copy all back, first what each of `order` has, with a step after each. After an error all is still parked."""
+        try:
+            for memory in self._away:
+                memory.set_awake(True)
+            _synchronize(self._away)  # memory from torch may be in use until then
+            parts = sorted(placed(self._away)[0])
+            starts, left = [part.ptr for part in parts], dict.fromkeys(parts)
+            for holder in order:
+                places = {bisect(starts, each.untyped_storage().data_ptr()) for each in tensors_of(holder)}
+                held = [part for at in sorted(places) if at and (part := parts[at - 1]) in left]
+                self._copy(held, links, back=True)
+                for part in held:
+                    del left[part]
+                yield
+            self._copy(list(left), links, back=True)
+        except BaseException:
+            for memory in self._away:
+                memory.set_awake(False)
+            raise
+        self._away = ()
+
+    def prepare(self, nbytes: int, device: str, limit: int = 0) -> None:
+        """Have as many bytes in the host, which are locked in the background; they can grow to `limit`."""
+        host = self._host
+        try:
+            if host is None or host.maximum < nbytes:
+                self.release()  # before other memory is allocated
+                self._host = Arena(nbytes, device, unit=_UNIT, grow=max(nbytes, limit))
+            elif host.nbytes < nbytes:
+                host.grow(nbytes - host.nbytes)
+        except (LockLimitError, VendorError):  # copies are staged
+            self.release()
+            self._host = Arena(nbytes, ())
+
+    def release(self) -> None:
+        """Free the memory in the host."""
+        host, self._host = self._host, None
+        if host is not None:
+            host._close()
+
+    def _copy(self, parts: Sequence[_Part], links: Links, back: bool) -> None:
+        host = self._host
+        if not parts or host is None:
             return
-        if self._host is None or self._host.nbytes < end:
-            if self._host is not None:  # before another is allocated
-                self._host.free()
-                self._host = None
-            self._host = _host_memory(end, placed[0][0])
-        _synchronize(placed)
-        self._copy(placed, links, back=False)
-        self._storages, self.nbytes = placed, sum(size for *_, size in placed)
-        try:
-            for _, storage, _, _ in placed:
-                storage.resize_(0)
-        except BaseException:
-            self.wake(links)
-            raise
-        _give_back(placed)
-
-    def wake(self, links: Links = "idle") -> None:
-        """Copy everything back; after an error all of it is still parked.
-
-        Parameters
-        ----------
-        links : {"own", "idle"} or devices
-            As for `pinning.Queue`.
-        """
-        placed = self._storages
-        try:
-            for _, storage, _, size in placed:
-                storage.resize_(size)
-            _synchronize(placed)  # memory from torch may be in use until then
-            self._copy(placed, links, back=True)
-        except BaseException:
-            for _, storage, _, _ in placed:
-                storage.resize_(0)
-            raise
-        self._storages = []
-
-    def _copy(self, placed: list[tuple[str, torch.UntypedStorage, int, int]], links: Links, back: bool) -> None:
-        assert self._host is not None
         with ExitStack() as stack:
             queues: dict[str, Queue] = {}
             small: dict[str, list[tuple[int, int, int]]] = {}
             pending: deque[Event] = deque()
-            for device, storage, offset, size in placed:
+            for ptr, nbytes, offset, device in parts:
                 if device not in queues:
                     queues[device] = stack.enter_context(Queue(device, links=links))
-                ends = storage.data_ptr(), self._host.ptr + offset
+                ends = ptr, host.ptr + offset  # where it is not locked yet, the copy is staged
                 dst, src = ends if back else ends[::-1]
-                if size < _ALONE:
-                    small.setdefault(device, []).append((dst, src, size))
+                if nbytes < _ALONE:
+                    small.setdefault(device, []).append((dst, src, nbytes))
                     continue
-                pending.append(copy_async(dst, src, size, queue=queues[device]))
+                pending.append(copy_async(dst, src, nbytes, queue=queues[device]))
                 if len(pending) > _AHEAD:
                     pending.popleft().wait()
             for device, items in small.items():
@@ -127,7 +150,7 @@ class Parked:
 
     def __del__(self) -> None:
         if self._host is not None:
-            defer(self._host.free)  # not here: the garbage collector may run this at any point
+            defer(self._host._close)  # not here: the garbage collector may run this at any point
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "it holds the contents of parked tensors; wake them first")
@@ -176,50 +199,8 @@ def park(*holders: Holder, links: Links = "idle") -> Parked:
     return parked
 
 
-def wake(*holders: Holder, links: Links = "idle") -> None:
-    """Copy back to the GPU what `park` moved away, together with everything that was parked in the same call.
-
-    The addresses may change: CUDA graphs that were captured with the old ones must be captured again. Everything is on
-    the GPU when the call returns, for work of any stream.
-
-    Parameters
-    ----------
-    *holders : torch.nn.Module or torch.optim.Optimizer
-        Those that are awake stay so.
-    links : {"own", "idle"} or devices
-        As for `pinning.Queue`.
-
-    Raises
-    ------
-    PinningError
-        A holder was never parked.
-    torch.OutOfMemoryError, VendorError
-        There is no room on the GPU, or a copy failed. Everything of that call of `park` is then still parked.
-    """
-    for each in holders:
-        parked = _parked.get(each)
-        if parked is None:
-            raise PinningError(f"this {type(each).__name__} was not parked: there is nothing to wake")
-        if parked.parked:
-            parked.wake(links)
-
-
-def _host_memory(nbytes: int, device: str) -> _HostMemory:
-    """Memory of an arena, whose pages many threads populate; for the vendor's own, one thread does."""
-    try:
-        with ExitStack() as undo:
-            arena = Arena(nbytes, device, unit=_UNIT)
-            undo.callback(arena.close)
-            arena.wait()
-            undo.pop_all()
-            return _HostMemory(arena.ptr, nbytes, arena._close)
-    except (LockLimitError, VendorError):  # the vendor's own memory has other limits
-        memory = alloc(nbytes, MemoryKind.HOST, device=device)
-        return _HostMemory(memory.ptr, nbytes, memory.free)
-
-
-def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.UntypedStorage]]:
-    """Each storage on a device once, with the device's name."""
+def _storages_of(holders: Iterable[Holder]) -> Iterator[Memory]:
+    """Each storage on a device once."""
     seen = set()
     for tensor in _tensors_of(holders):
         device = _device_name(tensor)
@@ -240,7 +221,12 @@ def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.Untyped
                 f"the memory of a tensor of shape {tuple(tensor.shape)} was not allocated by torch, so "
                 "it cannot be freed: park a clone of it"
             )
-        yield device, storage
+        yield _memory_of(storage, device)
+
+
+def _memory_of(storage: torch.UntypedStorage, device: str) -> Memory:
+    size = storage.nbytes()
+    return Memory(device, lambda awake: storage.resize_(size if awake else 0), lambda: [(storage.data_ptr(), size)])
 
 
 def _tensors_of(holders: Iterable[Holder]) -> Iterator[torch.Tensor]:
@@ -254,11 +240,16 @@ def _device_name(tensor: torch.Tensor) -> str | None:
     return None if in_host(tensor) or tensor.is_meta else f"cuda:{tensor.device.index}"
 
 
-def _synchronize(placed: list[tuple[str, torch.UntypedStorage, int, int]]) -> None:
-    for name in {device for device, *_ in placed if device.startswith("cuda:")}:
+def placed(memory: Sequence[Memory]) -> tuple[list[_Part], int]:
+    """What is kept, each part with its place in the host; and the bytes needed there."""
+    parts, end = [], 0
+    for each in memory:
+        for ptr, nbytes in each.parts():
+            parts.append(_Part(ptr, nbytes, end, each.device))
+            end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return parts, end
+
+
+def _synchronize(memory: Sequence[Memory]) -> None:
+    for name in {each.device for each in memory if each.device.startswith("cuda:")}:
         torch.cuda.synchronize(name)
-
-
-def _give_back(placed: list[tuple[str, torch.UntypedStorage, int, int]]) -> None:
-    if any(device.startswith("cuda:") for device, *_ in placed):
-        torch.cuda.empty_cache()

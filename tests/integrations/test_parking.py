@@ -70,7 +70,7 @@ def test_an_optimizer_and_gradients_go_along() -> None:
     assert all(torch.equal(a, b) for a, b in zip(contents(made) + contents(adam), before + state, strict=True))
 
 
-@pytest.mark.parametrize("failing", ["_host_memory", "copy_async", "copy_batch_async"])
+@pytest.mark.parametrize("failing", ["__init__", "copy_async", "copy_batch_async"])
 def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     made = model()
     before = contents(made)
@@ -79,12 +79,12 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: 
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(parking, failing, fail)
+        patch.setattr(pinning.Arena if failing == "__init__" else parking, failing, fail)
         with pytest.raises(MemoryError, match="no room"):
             park(made)
     assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
     parked = park(made)
-    if failing != "_host_memory":
+    if failing != "__init__":
         with monkeypatch.context() as patch:
             patch.setattr(parking, failing, fail)
             with pytest.raises(MemoryError, match="no room"):
@@ -95,12 +95,15 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: 
     assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
 
 
-def refuse(self: pinning.Arena, nbytes: int | None = None, timeout: float | None = None) -> None:
-    raise pinning.LockLimitError("no more can be locked")
+def test_copies_are_staged_if_too_much_would_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = pinning.Arena.__init__
 
+    def refuse(self: pinning.Arena, nbytes: int, devices: Any, **how: Any) -> None:
+        if devices:
+            raise pinning.LockLimitError("no more can be locked")
+        begin(self, nbytes, devices, **how)
 
-def test_vendor_memory_is_used_if_too_much_would_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinning.Arena, "wait", refuse)
+    monkeypatch.setattr(pinning.Arena, "__init__", refuse)
     made = model()
     before = contents(made)
     park(made)
@@ -108,12 +111,8 @@ def test_vendor_memory_is_used_if_too_much_would_be_locked(monkeypatch: pytest.M
     assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
 
 
-@pytest.mark.parametrize("arena", [True, False], ids=["of an arena", "of the vendor"])
 @pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
-def test_the_hosts_memory_goes_with_the_module(monkeypatch: pytest.MonkeyPatch, arena: bool) -> None:
-    if not arena:
-        monkeypatch.setattr(pinning.Arena, "wait", refuse)
-
+def test_the_hosts_memory_goes_with_the_module() -> None:
     def regions() -> set[int]:
         gc.collect()
         return {region.start for region in pinning.regions("host:0")}

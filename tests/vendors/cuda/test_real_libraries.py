@@ -10,21 +10,23 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = {
-    "numba": "with_numba.py",
-    "cupy": "with_cupy.py",
-    "cuda.core": "with_cuda_core.py",
-    "torch": "with_torch.py",
+    "with_numba.py": "numba",
+    "with_cupy.py": "cupy",
+    "with_cuda_core.py": "cuda.core",
+    "with_torch.py": "torch",
+    "with_sleep.py": "torch",
 }
 
 
 @pytest.mark.usefixtures("real_gpu")
-@pytest.mark.parametrize("library", PROGRAMS)
-def test_it_works_with_memory_of_ours(library: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_works_with_memory_of_ours(program: str) -> None:
+    library = PROGRAMS[program]
     pytest.importorskip(library, reason=f"needs {library}")
     if library == "numba":
         reason = "needs numba-cuda: pip install numba-cuda"
         pytest.importorskip("pinning.numba", reason=reason, exc_type=ImportError)
-    program = Path(__file__).parent / PROGRAMS[library]
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    path = Path(__file__).parent / program
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all right" in done.stdout
