@@ -201,8 +201,10 @@ void Locks::await(Guard& guard, Range const& range) {
   changed_.wait(guard, [&] { return !is_changing(range); });
 }
 
+/// Not for a thread that frees memory while it submits: two that waited could wait for each other.
 bool Locks::is_changing(Range const& range) const noexcept {
-  return std::ranges::any_of(changing_, [&](Range const& each) { return each.meets(range); });
+  return submits_ == nullptr &&
+         std::ranges::any_of(changing_, [&](Range const& each) { return each.meets(range); });
 }
 
 /// Release the locks that a range crosses, once nothing changes there; those of the program's own only if
@@ -252,17 +254,17 @@ void Locks::change(Guard& guard, std::list<Range> ranges, Prepare&& prepare, Bod
 }
 
 /// The locks that share bytes with a range, also those of others and those without a user, ascending; once nothing changes
-/// in the range or in them. But a thread that frees memory while it submits does not wait: two could wait for each other.
+/// in the range or in them.
 std::vector<Range> Locks::locks_in(Guard& guard, Range const& range) {
   for (;;) {
-    if (submits_ == nullptr) await(guard, range);
+    await(guard, range);
     std::vector<Range> locks;
     if (map() == nullptr) return locks;
     for (Region const& each : map()->overlapping(range.start, range.size(), true)) {
       locks.push_back({each.start, each.start + each.whole});
     }
     auto const changing = std::ranges::find_if(locks, [&](Range const& each) { return is_changing(each); });
-    if (changing == locks.end() || submits_ != nullptr) return locks;
+    if (changing == locks.end()) return locks;
     await(guard, *changing);
   }
 }
@@ -368,7 +370,7 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
       }
       if (!is_locked && !request.is_requested && !make_room(range.size(), refusal)) return;
       outcome.hold = is_locked ? map->map->track(range.start, range.size())
-                                       : map->map->lock(range.start, range.size(), {}, map->piece(range.size()));
+                               : map->map->lock(range.start, range.size(), {}, map->piece(range.size()));
       auto const lock = map->map->find(range.start, range.size());
       outcome.lock = lock ? Range{lock->start, lock->start + lock->whole} : range;
     } catch (PartialOverlap const& error) {
