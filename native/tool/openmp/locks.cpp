@@ -352,7 +352,6 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
   context_.coming += !is_locked;
   low_ = std::min(low_.load(), range.start);
   high_ = std::max(high_.load(), range.end);
-  std::uint64_t const unlocks = process_budget().ended();
   auto const began = now();
   change(guard, std::move(ranges), [] {}, [&] {
     Refusal& refusal = outcome.refusal;
@@ -368,7 +367,7 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
         refusal = {Kind::rule, "it is a library's and not mapped, so its end would not be seen"};
         return;
       }
-      if (!is_locked && !request.is_requested && !make_room(range.size(), refusal)) return;
+      if (!is_locked && !request.is_requested && !make_room(range.size(), outcome)) return;
       outcome.hold = is_locked ? map->map->track(range.start, range.size())
                                : map->map->lock(range.start, range.size(), {}, map->piece(range.size()));
       auto const lock = map->map->find(range.start, range.size());
@@ -383,14 +382,14 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
   });
   context_.coming_bytes -= comes;
   context_.coming -= !is_locked;
-  if (process_budget().ended() != unlocks) note_ended({0, ~Address{0}}, "unlock: for another", began);
+  if (outcome.made_room) note_ended({0, ~Address{0}}, "unlock: for another", began);
   if (outcome.hold) note(outcome.lock, request.device, began);
   return outcome;
 }
 
 /// Have locks without a user given back until so many bytes more may be locked; false, with the reason, if that is not
 /// enough. Called without the mutex, when they are counted as coming.
-bool Locks::make_room(std::size_t size, Refusal& refusal) {
+bool Locks::make_room(std::size_t size, Outcome& outcome) {
   Budget& budget = process_budget();
   std::size_t const most = context_.policy.budget;
   for (;;) {
@@ -407,12 +406,15 @@ bool Locks::make_room(std::size_t size, Refusal& refusal) {
     }
     bool const too_many = locks > context_.most_locks;
     if (locked <= most && !too_many) return true;
-    std::uint64_t const excess = locked > most ? locked - most : 1;
-    if (size <= most && (budget.give_back(excess) != 0 || budget.wait_for_an_end(ended))) continue;
-    refusal = {size <= most && others ? Kind::passes : Kind::fails,
-               too_many ? "the mappings that a process may have, vm.max_map_count, allow " +
-                              std::to_string(context_.most_locks) + " locks at once"
-                        : "PINNING_LOCK_BUDGET allows " + in_units(most) + " at once"};
+    if (size <= most) {
+      bool const given = budget.give_back(locked > most ? locked - most : 1) != 0;
+      outcome.made_room |= given;
+      if (given || budget.wait_for_an_end(ended)) continue;
+    }
+    outcome.refusal = {size <= most && others ? Kind::passes : Kind::fails,
+                       too_many ? "the mappings that a process may have, vm.max_map_count, allow " +
+                                      std::to_string(context_.most_locks) + " locks at once"
+                                : "PINNING_LOCK_BUDGET allows " + in_units(most) + " at once"};
     return false;
   }
 }

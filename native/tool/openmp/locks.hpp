@@ -59,7 +59,8 @@ class Locks {
     if (range.start >= high_.load(std::memory_order_acquire) || low_.load(std::memory_order_acquire) >= range.end) {
       return false;
     }
-    return are_changing_ != 0 || map()->may_have(range.start, range.size());
+    PinnedMap const* const known = map();
+    return are_changing_ != 0 || (known != nullptr && known->may_have(range.start, range.size()));
   }
 
   /// Lock a range that the program itself requests, whatever the budget, until `unlock`.
@@ -100,7 +101,8 @@ class Locks {
   struct Outcome {
     std::optional<Hold> hold;
     Range lock;
-    bool stays = false;  // also without a user, until its memory is freed
+    bool stays = false;      // also without a user, until its memory is freed
+    bool made_room = false;  // others have been unlocked for it
     Refusal refusal;
   };
 
@@ -120,7 +122,7 @@ class Locks {
   void retire(std::vector<Mapping> const& ended);
   void end(Guard& guard, std::vector<Mapping> const& ended);
   Outcome acquire(Guard& guard, Request const& request);
-  bool make_room(std::size_t size, Refusal& refusal);
+  bool make_room(std::size_t size, Outcome& outcome);
   bool release(Hold const& hold, bool keep) noexcept;
   bool give_back(Range const& lock) noexcept;
 
