@@ -32,7 +32,7 @@ def test_no_transfer_crosses_a_lock_whatever_others_do(variant: str, tmp_path: P
     if compiler is None:
         pytest.skip("needs g++: apt-get install g++")
     flags = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
-    includes = [f"-I{ROOT / 'native' / 'tool'}", f"-I{ROOT / 'native' / 'include'}"]
+    includes = [f"-I{ROOT / folder}" for folder in ("native/tool", "native/include", "pagetable/include")]
     empty = tmp_path / "empty.cpp"
     empty.write_text("int main() {}")
     if subprocess.run([compiler, *flags, str(empty), "-o", str(tmp_path / "empty")]).returncode:
