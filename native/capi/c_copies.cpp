@@ -14,6 +14,7 @@ using Copy = pinning_async_copy;
 using pinning::guarded;
 using pinning::InvalidArgument;
 using pinning::Lane;
+using pinning::Queue;
 
 static_assert(sizeof(pinning::Address) == sizeof(void*) && sizeof(std::uint64_t) == sizeof(std::size_t));
 static_assert(PINNING_PATH_PLAIN == static_cast<int>(pinning::CopyPath::plain));
@@ -21,9 +22,9 @@ static_assert(PINNING_REASON_NO_ROOM == static_cast<int>(pinning::Reason::no_roo
 
 template <class Work>
 void copy_and_wait(pinning_map* map, Work const& work) {
-  auto const lane = Lane::make(pinning::device_of(pinning::given(map)));
-  pinning::submitted(*map->map, *lane, work, {});
-  lane->close();
+  auto const queue = Queue::make(pinning::device_of(pinning::given(map)), true);
+  pinning::submitted(*map->map, *queue, work, {});
+  queue->close();
 }
 
 /// Submit a copy to the vendor's `stream`, or to the default stream if it is null; to a queue of its own if the device has
@@ -34,7 +35,8 @@ Copy* submitted(pinning_map* map, Work const& work, void* stream) {
   bool const own = stream == nullptr && !device.has_default_stream();
   auto const lane = own ? Lane::make(device) : Lane::adopt(device, pinning::word(stream));
   auto copy = std::make_unique<Copy>();
-  copy->end.event = pinning::submitted(*map->map, *lane, work, {});
+  Queue queue(lane);
+  copy->end.event = pinning::submitted(*map->map, queue, work, {});
   copy->lane = lane;
   return copy.release();
 }

@@ -7,11 +7,11 @@ namespace {
 using pinning::guarded;
 using pinning::InvalidArgument;
 
-pinning::Lane& given(pinning_queue* queue) {
+pinning::Queue& given(pinning_queue* queue) {
   if (queue == nullptr) {
     throw InvalidArgument("the queue is null; make one by pinning_queue_create or pinning_queue_adopt");
   }
-  return *queue->lane;
+  return *queue->queue;
 }
 
 template <class Known>
@@ -27,14 +27,19 @@ pinning::Events given_events(pinning_event* const* wait_for, std::size_t waits) 
   return events;
 }
 
+void make(pinning_map* map, bool ordered, pinning_queue** queue) {
+  pinning::room(queue);
+  *queue = new pinning_queue{*map, pinning::Queue::make(pinning::device_of(pinning::given(map)), ordered)};
+}
+
 template <class Work>
 void submit(pinning_queue* queue, Work const& work, pinning_event* const* wait_for, std::size_t waits,
             pinning_event** event) {
-  pinning::Lane& lane = given(queue);
+  pinning::Queue& in = given(queue);
   pinning::PinnedMap& map = *pinning::given(&queue->map).map;
   auto const after = given_events(wait_for, waits);
   std::unique_ptr<pinning_event> end = event == nullptr ? nullptr : std::make_unique<pinning_event>();
-  pinning::Event submitted = pinning::submitted(map, lane, work, after);
+  pinning::Event submitted = pinning::submitted(map, in, work, after);
   if (end == nullptr) return;
   end->event = std::move(submitted);
   *event = end.release();
@@ -49,10 +54,11 @@ pinning::How how(pinning_event const* event) {
 }  // namespace
 
 pinning_status pinning_queue_create(pinning_map* map, pinning_queue** queue) noexcept {
-  return guarded([&] {
-    pinning::room(queue);
-    *queue = new pinning_queue{*map, pinning::Lane::make(pinning::device_of(pinning::given(map)))};
-  });
+  return guarded([&] { make(map, true, queue); });
+}
+
+pinning_status pinning_queue_create_out_of_order(pinning_map* map, pinning_queue** queue) noexcept {
+  return guarded([&] { make(map, false, queue); });
 }
 
 pinning_status pinning_queue_adopt(pinning_map* map, void* stream, pinning_queue** queue) noexcept {
@@ -63,7 +69,7 @@ pinning_status pinning_queue_adopt(pinning_map* map, void* stream, pinning_queue
       throw InvalidArgument("the stream is null, and " + device.name() + " has no default stream; give a stream, or make a "
                             "queue by pinning_queue_create");
     }
-    *queue = new pinning_queue{*map, pinning::Lane::adopt(device, pinning::word(stream))};
+    *queue = new pinning_queue{*map, std::make_unique<pinning::Queue>(pinning::Lane::adopt(device, pinning::word(stream)))};
   });
 }
 
@@ -71,7 +77,7 @@ pinning_status pinning_queue_destroy(pinning_queue* queue) noexcept {
   return guarded([&] {
     given(queue);
     std::unique_ptr<pinning_queue> const owned(queue);
-    owned->lane->is_adopted() ? owned->lane->drain() : owned->lane->close();  // others may use an adopted one
+    owned->queue->close();
   });
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copies of the C interface: each can be planned and submitted to a lane.
+// The copies of the C interface: each can be planned and submitted to a queue.
 #pragma once
 
 #include <memory>
 #include <pinning/batch.hpp>
-#include <pinning/lane.hpp>
+#include <pinning/queue.hpp>
 #include <pinning/rows.hpp>
 
 #include "c_arguments.hpp"
@@ -12,7 +12,7 @@
 /// A queue of the C interface.
 struct pinning_queue {
   pinning_map& map;
-  std::shared_ptr<pinning::Lane> lane;
+  std::unique_ptr<pinning::Queue> queue;
 };
 
 struct pinning_event {
@@ -33,12 +33,12 @@ class RangeWork {
   RangeWork(void* dst, void const* src, std::size_t size) : dst_(word(dst)), src_(word(src)), size_(size) {}
 
   Span host_span() const noexcept { return {request_.host(), request_.host() + size_}; }
-  void look(PinnedMap& map, Lane& lane, Events const& after) {
-    request_ = request_of(map, lane.device(), dst_, src_, size_);
+  void look(PinnedMap& map, Queue& queue, Events const& after) {
+    request_ = request_of(map, queue.first().device(), dst_, src_, size_);
     bool const reads_host = request_.to_device() || request_.direction == Direction::in_host;
-    bool const written = reads_host && lane.may_write({src_, src_ + size_}, after);
-    request_.early = reads_host && !written && !lane.is_adopted();
-    request_.in_turn = written && lane.queue().reads_early();
+    bool const written = reads_host && queue.may_write({src_, src_ + size_}, after);
+    request_.early = reads_host && !written && !queue.first().is_adopted();
+    request_.in_turn = written && queue.first().queue().reads_early();
   }
   std::unique_ptr<CopyOperation> planned(PinnedMap& map, Lane& lane) const {
     return std::make_unique<PlannedCopy>(map, lane.device(), request_, lane.queue().waits_for_values(), CopyLimits{});
@@ -61,7 +61,7 @@ class BatchWork {
   }
 
   Span host_span() const noexcept { return items_.span(); }
-  void look(PinnedMap&, Lane&, Events const&) noexcept {}  // a batch always reads its sources in its turn
+  void look(PinnedMap&, Queue&, Events const&) noexcept {}  // a batch always reads its sources in its turn
   std::unique_ptr<CopyOperation> planned(PinnedMap& map, Lane& lane) const {
     return std::make_unique<Batch>(map, lane.device(), lane.queue(), items_, Engine::automatic, CopyLimits{});
   }
@@ -76,10 +76,10 @@ class RowsWork {
   explicit RowsWork(Rows const& rows) : rows_(rows) { check_rows(rows); }
 
   Span host_span() const noexcept { return rows_.host_span(direction_); }
-  void look(PinnedMap& map, Lane& lane, Events const& after) {
-    direction_ = direction_of(map, lane.device(), rows_.dst_span(), rows_.src_span());
-    in_turn_ = direction_ == Direction::to_device && lane.queue().reads_early() &&
-               lane.may_write(rows_.src_span(), after);
+  void look(PinnedMap& map, Queue& queue, Events const& after) {
+    direction_ = direction_of(map, queue.first().device(), rows_.dst_span(), rows_.src_span());
+    in_turn_ = direction_ == Direction::to_device && queue.first().queue().reads_early() &&
+               queue.may_write(rows_.src_span(), after);
   }
   std::unique_ptr<CopyOperation> planned(PinnedMap& map, Lane& lane) const {
     if (direction_ != Direction::in_host) {  // there the vendor may refuse to cross the border of a lock
@@ -95,12 +95,13 @@ class RowsWork {
   bool in_turn_ = false;
 };
 
-/// Plan a copy, and submit it to a lane.
+/// Plan a copy, and submit it to a queue, whose lanes are alike.
 template <class Work>
-Event submitted(PinnedMap& map, Lane& lane, Work work, Events const& after) {
-  work.look(map, lane, after);
+Event submitted(PinnedMap& map, Queue& queue, Work work, Events const& after) {
+  work.look(map, queue, after);
   Span const host = work.host_span();
-  return resubmitted(map, host.start, host.end - host.start, [&] { return lane.submit(work.planned(map, lane), after); });
+  return resubmitted(map, host.start, host.end - host.start,
+                     [&] { return queue.submit(work.planned(map, queue.first()), after); });
 }
 
 }  // namespace pinning

@@ -56,6 +56,12 @@ void Event::wait(Meanwhile meanwhile) {
   ask(true, meanwhile);
 }
 
+void Event::add_history(Dependencies& to) const {
+  if (timeline_ == nullptr) return;
+  if (before_ != nullptr) to.add(*before_);
+  to.add(timeline_, position_);
+}
+
 std::shared_ptr<VendorEvent> Event::recorded() {
   if (place_ == nullptr) throw InvalidArgument("the event has no time: its operation failed, or was never submitted");
   return place_->lane_->record(*place_);

@@ -36,8 +36,8 @@ Lane::Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordere
       timeline_(std::make_shared<Timeline>(ordered)),
       shared_(adopted) {}
 
-std::shared_ptr<Lane> Lane::make(VendorDevice& device) {
-  return std::make_shared<Lane>(device, device.make_queue(), true, false);
+std::shared_ptr<Lane> Lane::make(VendorDevice& device, bool ordered) {
+  return std::make_shared<Lane>(device, device.make_queue(), ordered, false);
 }
 
 Lane::~Lane() {
@@ -131,18 +131,6 @@ bool Lane::submit_at_once(std::unique_ptr<Operation>& operation, Event& event) {
   return true;
 }
 
-Event Lane::record() {
-  check_uncaptured("an event cannot stand in a graph");
-  Event event = submit_uncaptured(nullptr, {});
-  event.recorded();
-  return event;
-}
-
-void Lane::wait(Events const& events) {
-  check_uncaptured("a wait cannot stand in a graph");
-  submit_uncaptured(nullptr, events);
-}
-
 Event Lane::put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how) {
   check();
   VendorEvents awaited;  // recorded before this lane is locked
@@ -195,7 +183,7 @@ Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, st
     }
   }
   std::uint64_t const position = end(kept, marker, place, std::move(recorded));
-  return Event(std::move(place), position);
+  return Event(std::move(place), timeline_, position);
 }
 
 /// The last place, if an event is left that is there.

@@ -272,9 +272,9 @@ cdef class Store:
                 event = queue.submit(zeroes, events, (allocation,))
             except BaseException:  # it may have been submitted all the same
                 for lane in queue.lanes:
-                    allocation.block.after.add_upto((<Lane>lane).timeline.native, (<Lane>lane).native.get().count())
+                    allocation.block.after.add_upto((<Lane>lane).native.get().timeline(), (<Lane>lane).native.get().count())
                 raise
-            allocation.block.after.add(event.timeline.native, event.native.position())
+            allocation.block.after.add(event.native.timeline(), event.native.position())
             return event
         if events or not allocation.block.after.reached():
             return queue.submit(None, events)
@@ -340,9 +340,9 @@ cdef class Store:
         cdef Event event = queue.submit(None, events)
         cdef CDependencies after, history
         self.watch(queue)
-        if not allocation.block.after.replace(event.timeline.native, event.native.position()):
-            after.add(event.timeline.native, event.native.position())
-            event.add_history(history)
+        if not allocation.block.after.replace(event.native.timeline(), event.native.position()):
+            after.add(event.native.timeline(), event.native.position())
+            event.native.add_history(history)
             after.add_uncovered(allocation.block.after, history)
             allocation.block.after.swap(after)
         self.put(allocation)

@@ -4,7 +4,7 @@
 - ``order``: what depends on what, without references to events;
 - ``event``: an operation that can be waited for;
 - ``lane``: one vendor's queue, and the objects it keeps until its work is over;
-- ``submitter``: which lane an operation goes to, and what it waits for;
+- ``submitter``: submission to the lanes of a queue;
 - ``cross_vendor_wait``: how a queue of one vendor waits for an event of another;
 - ``host_callback``: Python functions that a vendor's queue calls;
 - ``pending``: work that the program does not poll, also at exit and fork;
@@ -13,7 +13,7 @@
 """
 
 from pinning.queues.event import Event
-from pinning.queues.order import Dependencies, Timeline, TimelinePoint
+from pinning.queues.order import Dependencies, TimelinePoint
 from pinning.queues.pending import uses
 from pinning.queues.queue import Queue, as_queue, default_queue
 
@@ -21,7 +21,6 @@ __all__ = [
     "Dependencies",
     "Event",
     "Queue",
-    "Timeline",
     "TimelinePoint",
     "as_queue",
     "default_queue",

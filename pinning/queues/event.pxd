@@ -4,7 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 
 from pinning.plugin.native cimport VendorEvent as CVendorEvent, raise_in_python
-from pinning.queues.order cimport CDependencies, SharedDependencies, Timeline
+from pinning.queues.order cimport CDependencies, SharedTimeline
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning" nogil:
     ctypedef void (*Meanwhile)()
@@ -16,7 +16,9 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         CEvent() noexcept
         cbool is_over() noexcept
         cbool is_last_user() noexcept
+        const SharedTimeline& timeline() noexcept
         uint64_t position() noexcept
+        void add_history(CDependencies& to) except +
         void make_askable(cbool block) except +raise_in_python
         cbool ask(cbool block, Meanwhile meanwhile) except +raise_in_python
         shared_ptr[CVendorEvent] recorded() except +raise_in_python
@@ -31,8 +33,6 @@ cdef class Event:
     cdef readonly object queue  # type: Any
     cdef CEvent native
     cdef object lane  # of type Lane; None if it was complete from the start
-    cdef Timeline timeline  # that of the lane
-    cdef SharedDependencies before  # what it comes after on other timelines
     cdef readonly object error  # type: BaseException | None
     cdef object traceback
     cdef bint settled
@@ -41,7 +41,6 @@ cdef class Event:
 
     cdef bint known_over(self)
     cdef fail(self, error)
-    cdef int add_history(self, CDependencies& to) except -1  # all that it comes after, and itself
     cdef bint _ask(self, bint block) except *
     cdef settle(self)
     cdef learn_error(self, bint ask)

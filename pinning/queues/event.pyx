@@ -4,11 +4,9 @@
 """Events."""
 
 cimport cython
-from cython.operator cimport dereference
-
 from pinning.map.adapters cimport event_object
 from pinning.plugin.native cimport VendorEvent as CVendorEvent
-from pinning.queues.order cimport CDependencies, Dependencies, Timeline, TimelinePoint, empty, point_at
+from pinning.queues.order cimport Dependencies, TimelinePoint, empty, point_at
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -83,27 +81,19 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     @property
     def _point(self) -> TimelinePoint | None:
         """Its point on a timeline; None if it was complete from the start."""
-        return None if self.timeline is None else point_at(self.timeline, self.native.position())
+        return None if self.native.timeline().get() is NULL else point_at(self.native.timeline(), self.native.position())
 
     @property
     def _history(self) -> Dependencies:
         """All operations that it comes after, and its own."""
         cdef Dependencies history = empty()
-        self.add_history(history.native)
+        self.native.add_history(history.native)
         return history
 
     @property
     def vendor_event(self) -> VendorEvent | None:
         """The vendor's event behind it; None if there is none yet."""
         return event_object(self.native.if_recorded())
-
-    cdef int add_history(self, CDependencies& to) except -1:
-        if self.timeline is None:
-            return 0
-        if self.before.get() is not NULL:
-            to.add(dereference(self.before))
-        to.add(self.timeline.native, self.native.position())
-        return 0
 
     cdef bint known_over(self):
         return self.native.is_over()

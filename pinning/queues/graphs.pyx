@@ -10,9 +10,10 @@ The service thread releases what the node keeps within 0.1 s.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
+from libcpp.memory cimport make_shared
 from pinning.plugin.native cimport VendorQueue
 from pinning.queues.lane cimport keeps
-from pinning.queues.order cimport Timeline, point_at
+from pinning.queues.order cimport CTimeline, SharedTimeline, point_at
 
 from pinning.queues import pending
 from pinning.runtime.process import at_fork
@@ -36,7 +37,7 @@ cdef class Graphs:
     """All graphs of the process, with the methods by which the service thread polls a lane."""
 
     cdef object __weakref__
-    cdef Timeline timeline
+    cdef SharedTimeline timeline  # its points are never reached
     cdef bint known, watched
 
     closed = retired = False
@@ -44,7 +45,7 @@ cdef class Graphs:
     lost = True  # so that the exit does not wait for graphs
 
     def __init__(self):
-        self.timeline = Timeline(True)  # its points are never reached
+        self.timeline = make_shared[CTimeline](True)
 
     def poll(self):
         """Release what destroyed graphs have kept. Returns whether no graph keeps anything now."""

@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
 from pinning.queues.event cimport CEvent, Event, Meanwhile
-from pinning.queues.order cimport SharedTimeline, Timeline
+from pinning.queues.order cimport SharedTimeline
 
 cdef extern from "<pinning/operation.hpp>" namespace "pinning" nogil:
     cppclass Span:
@@ -26,7 +26,6 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         cbool is_shared() noexcept
         cbool is_closed() noexcept
         uint64_t count() noexcept
-        cbool may_write(Span range, const CEvents& after) except +raise_in_python
         uint64_t capture() except +raise_in_python
         void check_uncaptured(const char* what) except +raise_in_python
         CEvent submit_uncaptured(unique_ptr[Operation] operation, const CEvents& after) except +raise_in_python
@@ -70,7 +69,6 @@ cdef class Lane:
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
     cdef object stream  # the owner of an adopted vendor's queue, kept as long as work may be submitted there
-    cdef Timeline timeline
     cdef object unsettled  # deque of (position, weak reference to an event that holds `sources`)
     cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
@@ -79,7 +77,7 @@ cdef class Lane:
     cdef unsigned made_in
 
     cdef uint64_t capture(self) except? 0
-    cdef put(self, Event event, object work, CEvents& after, tuple keep)
+    cdef put(self, Event event, object work, const CEvents& after, tuple keep)
     cpdef attend(self)
     cdef uint64_t reached_upto(self) noexcept
 

@@ -13,7 +13,7 @@ from libcpp.utility cimport move
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue, VendorDevice, VendorQueue
 from pinning.queues.event cimport CEvent, Event, handle_signals
-from pinning.queues.order cimport Timeline, point_at
+from pinning.queues.order cimport SharedTimeline, point_at
 from pinning.runtime.process cimport generation, is_parents
 
 import os
@@ -83,8 +83,6 @@ cdef class Lane:
         self.vendor, self.device, self.stream = vendor, device, stream
         self.queue = native.vendor
         self.native = make_shared[CLane](dereference(owner), native.owned, ordered, adopted)
-        self.timeline = Timeline(ordered)
-        self.timeline.native = self.native.get().timeline()
         self.unsettled = deque()
         self.made_in = generation()
         pending.know(self)
@@ -115,7 +113,7 @@ cdef class Lane:
                 capture = self.native.get().capture()
         return capture
 
-    cdef put(self, Event event, object work, CEvents& after, tuple keep):
+    cdef put(self, Event event, object work, const CEvents& after, tuple keep):
         """Submit work, or a point in the queue for None, behind the vendor's events of `after`."""
         cdef unique_ptr[Operation] operation
         cdef Operation* own = NULL
@@ -133,8 +131,7 @@ cdef class Lane:
             if own is not NULL or not after.empty() or not self.native.get().submit_at_once(operation, event.native):
                 with nogil:
                     event.native = self.native.get().submit_uncaptured(move(operation), after)
-            event.lane, event.timeline = self, self.timeline
-            event.settled = False
+            event.lane, event.settled = self, False
             if event.sources:
                 self.unsettled.append((event.native.position(), PyWeakref_NewRef(event, None)))
         finally:
@@ -162,7 +159,8 @@ cdef class Lane:
 
     def uses(self, thing):
         """The operations that keep this very object."""
-        return [point_at(self.timeline, position) for position in self.native.get().keeping(<PyObject*>thing)]
+        cdef SharedTimeline timeline = self.native.get().timeline()
+        return [point_at(timeline, position) for position in self.native.get().keeping(<PyObject*>thing)]
 
     def unwatch(self):
         """Whether polling is not needed, because nothing is kept and nothing was submitted since the last call.
@@ -206,7 +204,7 @@ cdef class Lane:
             self.attend()
 
     cdef uint64_t reached_upto(self) noexcept:
-        return dereference(self.timeline.native).reached()
+        return dereference(self.native.get().timeline()).reached()
 
     @property
     def silent(self):

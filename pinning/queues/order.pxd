@@ -7,9 +7,7 @@ from libcpp.memory cimport shared_ptr
 cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
     cppclass CTimeline "pinning::Timeline":
         CTimeline(cbool ordered)
-        cbool ordered() noexcept
         uint64_t reached() noexcept
-        void reach(uint64_t position) noexcept
 
     ctypedef shared_ptr[CTimeline] SharedTimeline
 
@@ -26,17 +24,9 @@ cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
         size_t size() noexcept
         void swap(CDependencies& other) noexcept
 
-    ctypedef shared_ptr[const CDependencies] SharedDependencies
-
-    SharedDependencies joined(const SharedDependencies& some, const CDependencies& more) except +
-
-
-cdef class Timeline:
-    cdef SharedTimeline native
-
 
 cdef class TimelinePoint:
-    cdef readonly Timeline timeline
+    cdef SharedTimeline timeline
     cdef readonly uint64_t position
 
 
@@ -44,5 +34,5 @@ cdef class Dependencies:
     cdef CDependencies native
 
 
-cdef TimelinePoint point_at(Timeline timeline, uint64_t position)
+cdef TimelinePoint point_at(const SharedTimeline& timeline, uint64_t position)
 cdef Dependencies empty()  # for the caller to fill

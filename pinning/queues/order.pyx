@@ -4,39 +4,12 @@
 """What comes after what, for Python: see native/include/pinning/order.hpp."""
 
 from cython.operator cimport dereference
-from libcpp.memory cimport make_shared
+from libc.stdint cimport uintptr_t
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import NoReturn
-
-
-cdef class Timeline:
-    """Timeline(ordered)\n--\n\nThe operations of one in-order lane of a vendor, by position: 1, 2, 3 and so on.
-
-    Parameters
-    ----------
-    ordered : bool
-        Whether each operation comes after all before it. In the lanes of an out-of-order queue they happen to run in
-        order, but nothing may rely on it.
-    """
-
-    def __cinit__(self, bint ordered) -> None:
-        self.native = make_shared[CTimeline](ordered)
-
-    @property
-    def ordered(self) -> bool:
-        """Whether each operation comes after all before it."""
-        return dereference(self.native).ordered()
-
-    @property
-    def reached(self) -> int:
-        """The last position that is known to be over. It only grows."""
-        return dereference(self.native).reached()
-
-    def __repr__(self):
-        return f"<Timeline, {'in' if self.ordered else 'out of'} order, over up to {self.reached}>"
 
 
 cdef class TimelinePoint:
@@ -46,10 +19,8 @@ cdef class TimelinePoint:
 
     Attributes
     ----------
-    timeline : Timeline
-        The timeline of the operation.
     position : int
-        Its position there: 1 for the first operation.
+        Its position among the operations of its lane: 1 for the first one.
     """
 
     def __init__(self):
@@ -58,18 +29,19 @@ cdef class TimelinePoint:
     @property
     def reached(self) -> bool:
         """Whether the operation is known to be over. Does not poll: see `Queue.poll`."""
-        return dereference(self.timeline.native).reached() >= self.position
+        return dereference(self.timeline).reached() >= self.position
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TimelinePoint):
             return NotImplemented
-        return self.timeline is (<TimelinePoint>other).timeline and self.position == (<TimelinePoint>other).position
+        return (self.timeline.get() == (<TimelinePoint>other).timeline.get() and
+                self.position == (<TimelinePoint>other).position)
 
     def __hash__(self) -> int:
-        return hash((self.timeline, self.position))
+        return hash((<uintptr_t>self.timeline.get(), self.position))
 
     def __repr__(self):
-        return f"<TimelinePoint {self.position} of {self.timeline!r}>"
+        return f"<TimelinePoint {self.position}, {'over' if self.reached else 'pending'}>"
 
 
 cdef class Dependencies:
@@ -84,7 +56,7 @@ cdef class Dependencies:
         raise TypeError("a Dependencies comes from an Event or a Queue")
 
     def __contains__(self, TimelinePoint point not None) -> bool:
-        return self.native.covers(dereference(point.timeline.native), point.position)
+        return self.native.covers(dereference(point.timeline), point.position)
 
     def __len__(self) -> int:
         return self.native.size()
@@ -93,7 +65,7 @@ cdef class Dependencies:
         return f"<Dependencies of {len(self)} points>"
 
 
-cdef TimelinePoint point_at(Timeline timeline, uint64_t position):
+cdef TimelinePoint point_at(const SharedTimeline& timeline, uint64_t position):
     cdef TimelinePoint point = TimelinePoint.__new__(TimelinePoint)
     point.timeline = timeline
     point.position = position

@@ -1,9 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
 
-from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Lane
-from pinning.queues.order cimport CDependencies, SharedDependencies
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr, unique_ptr
+
+from pinning.plugin.native cimport raise_in_python
+from pinning.queues.event cimport CEvent, Event
+from pinning.queues.lane cimport CEvents, CLane, Lane, Span
+from pinning.queues.order cimport CDependencies
+
+cdef extern from "<pinning/queue.hpp>" namespace "pinning" nogil:
+    cppclass CTurn "pinning::Queue::Turn":
+        shared_ptr[CLane] lane
+        CEvents after
+        CEvents foreign
+
+    cppclass CQueue "pinning::Queue":
+        CQueue(shared_ptr[CLane] first) except +
+        CTurn turn(const CEvents& wait_for) except +raise_in_python
+        void add(CTurn& turn, shared_ptr[CLane] lane) except +
+        void note(const CTurn& turn, CEvent& event) except +
+        void note_all_of(const CLane& lane, CEvent& event) except +
+        void bar(CEvent event) except +
+        void lift() noexcept
+        void add_history(CDependencies& to, const CEvents& wait_for) except +
+        cbool may_write(Span range, const CEvents& wait_for) except +raise_in_python
+        cbool is_shared() noexcept
 
 
 cpdef tuple events_of(object wait_for)  # a wait list, or a single event
@@ -14,11 +36,8 @@ cdef class Submitter:
     cdef readonly object device  # type: Any
     cdef readonly bint closed
     cdef bint ordered
-    cdef str vendor_name
-    cdef list lanes
-    cdef SharedDependencies before  # in order: what the next operation comes after, on other timelines
-    cdef SharedDependencies past  # out of order: what any operation so far comes after, on other timelines
-    cdef tuple barrier  # out of order: what all later operations wait for
+    cdef unique_ptr[CQueue] native
+    cdef list lanes  # those of `native`, for Python
     cdef unsigned made_in
 
     cdef check(self)
@@ -33,8 +52,6 @@ cdef class Submitter:
     # What an operation with this wait list would come after, if it were submitted now.
     cdef int add_history(self, CDependencies& to, object wait_for) except -1
     cdef tuple waited_for(self, object wait_for, uint64_t capture=*)
-    cdef add_to_barrier(self, tuple waits)
-    cdef Lane lane_for(self, tuple waits)
-    cdef bint needs_waiting(self, Event event, Lane lane)
+    cdef Lane lane_of(self, CTurn& turn)
     cdef list tails(self)
     cdef Event tail(self, Lane lane)

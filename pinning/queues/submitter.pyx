@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Which lane an operation goes to, and what it waits for."""
+"""Submission to a queue: a thin wrapper of <pinning/queue.hpp>."""
 
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
@@ -10,7 +10,7 @@ from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport CEvents, CLane, Lane, ONCE, Span, Work, check_process
-from pinning.queues.order cimport CDependencies, Dependencies, SharedDependencies, empty, joined
+from pinning.queues.order cimport CDependencies, Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
 from contextlib import suppress
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     _E = TypeVar("_E", bound=Event)
     _K = TypeVar("_K")
     _V = TypeVar("_V")
-
-cdef enum:
-    LANES = 4  # at most, in an out-of-order queue
 
 cdef uint64_t CLOSED = <uint64_t>-1  # VendorQueue::closed_capture
 
@@ -59,11 +56,23 @@ cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Even
         raise TypeError(f"wait_for is {describe(wait_for)}; it must be an event or several") from None
 
 
-cdef class Submitter:
-    """The base of `Queue`: its lanes, and the submission to them.
+cdef CEvents natives_of(tuple events):
+    cdef CEvents natives
+    cdef Event event
+    for event in events:
+        natives.push_back(&event.native)
+    return natives
 
-    Each lane is a vendor's in-order queue. An in-order queue has one lane; an out-of-order queue has up to four, each
-    made when an operation finds none idle.
+
+cdef bint is_among(CEvents& natives, Event event):
+    for native in natives:
+        if native is &event.native:
+            return True
+    return False
+
+
+cdef class Submitter:
+    """The base of `Queue`: its lanes, each a vendor's in-order queue, and the submission to them.
 
     Attributes
     ----------
@@ -75,7 +84,6 @@ cdef class Submitter:
 
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
-        self.barrier = ()
         self.made_in = generation()
         self.closed = True  # until __init__ has succeeded
 
@@ -85,9 +93,14 @@ cdef class Submitter:
         """Make a queue of `device`; or over `vendor`, which others use too and which `stream` keeps valid."""
         self.device = device
         self.ordered = ordered
-        self.vendor_name = device.vendor
-        self.lanes.append(Lane(vendor or device.make_queue(), ordered, vendor is not None, device, stream))
+        cdef Lane first = Lane(vendor or device.make_queue(), ordered, vendor is not None, device, stream)
+        self.native.reset(new CQueue(first.native))
+        self.lanes.append(first)
         self.closed = False
+
+    def __dealloc__(self):
+        with nogil:
+            self.native.reset()
 
     def __del__(self):
         if ended or is_parents(self.made_in):
@@ -165,49 +178,50 @@ cdef class Submitter:
         cdef uint64_t capture = first.capture()
         if capture != 0:
             return self.record_in_graph(first, capture, event, work, wait_for, kept)
-        cdef CEvents after, nothing  # events of this vendor, which `all_waits` keeps
+        cdef CEvents awaited, nothing
+        cdef CTurn turn
         cdef tuple waits = ()
-        cdef SharedDependencies before = self.before
-        cdef CDependencies awaited, passed
         cdef Event wait
         cdef Lane lane
         if type(wait_for) is not tuple and wait_for is not None:
             wait_for = events_of(wait_for)
-        if wait_for or self.barrier:
+        if wait_for:
             waits = self.waited_for(wait_for)
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
+            awaited = natives_of(waits)
+        if self.ordered:
+            turn = self.native.get().turn(awaited)
+            lane = first
+        else:
+            with nogil:  # it polls
+                turn = self.native.get().turn(awaited)
+            lane = self.lane_of(turn)
+        if not turn.foreign.empty():
             for wait in waits:
-                wait.add_history(awaited)
-            barrier = self.barrier
-            left, over = [], []
-            for wait in barrier:
-                wait.add_history(awaited)
-                (over if wait.known_over() else left).append(wait)
-            before = joined(before, awaited)
-            if over and self.barrier is barrier:  # else another thread has added to it
-                self.barrier = tuple(left)
-                for wait in over:  # what it came after is over too, but perhaps not known to be
-                    wait.add_history(passed)
-                self.before = joined(self.before, passed)
-        lane = self.lane_for(waits)
-        cdef tuple all_waits = waits + self.barrier if self.barrier else waits
-        for wait in all_waits:
-            if self.needs_waiting(wait, lane):
-                if (<Submitter>wait.queue).vendor_name == self.vendor_name:
-                    after.push_back(&wait.native)
-                else:
+                if is_among(turn.foreign, wait):
                     foreign_wait = cross_vendor_wait(wait, self.device)
                     if foreign_wait is not None:
                         lane.put(Event.__new__(Event), foreign_wait, nothing, ())
         event.queue = self
-        event.before = before
-        lane.put(event, work, after, kept)
-        if awaited.size() != 0:
-            if self.ordered:
-                self.before = joined(self.before, awaited)  # not `before` alone: other threads submit meanwhile
-            else:
-                self.past = joined(self.past, dereference(before))
+        lane.put(event, work, turn.after, kept)
+        self.native.get().note(turn, event.native)
         return event
+
+    cdef Lane lane_of(self, CTurn& turn):
+        """The lane of a turn of an out-of-order queue; a new one if it has none."""
+        cdef Lane lane
+        if turn.lane.get() is not NULL:
+            for lane in self.lanes:
+                if lane.native.get() is turn.lane.get():
+                    return lane
+        self.check()  # another thread may have closed it
+        lane = Lane(self.device.make_queue(), False, False, self.device)
+        self.native.get().add(turn, lane.native)
+        self.lanes.append(lane)
+        if self.closed:  # by another thread meanwhile, which may not have seen this lane
+            pending.retire(lane)
+            self.check()
+        return lane
 
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep):
         """Submit an operation to a stream under capture. Each launch of the graph does it; its event never completes.
@@ -274,41 +288,6 @@ cdef class Submitter:
                 wait._ask(block=False)
         return waits
 
-    cdef Lane lane_for(self, tuple waits):
-        cdef Event wait
-        cdef Lane lane, best
-        if self.ordered:
-            return self.lanes[0]
-        for wait in waits:
-            # Behind an event that it waits for, if nothing was submitted after that: then it need not wait at all.
-            if wait.queue is self and wait.lane is not None:
-                lane = wait.lane
-                if lane.native.get().count() == wait.native.position():
-                    return lane
-        for lane in self.lanes:
-            if lane.poll():
-                return lane
-        if len(self.lanes) < LANES:
-            lane = Lane(self.device.make_queue(), False, False, self.device)
-            self.lanes.append(lane)
-            if self.closed:  # by another thread meanwhile, which may not have seen this lane
-                pending.retire(lane)
-                self.check()
-            return lane
-        best = self.lanes[0]
-        for lane in self.lanes:
-            if lane.count - lane.reached_upto() < best.count - best.reached_upto():
-                best = lane
-        return best
-
-    cdef bint needs_waiting(self, Event event, Lane lane):
-        """Whether the vendor must make the lane wait for the event, because nothing else does."""
-        if event.lane is None or event.lane is lane or event.known_over():
-            return False
-        if not self.ordered or self.before.get() is NULL:
-            return True
-        return not dereference(self.before).covers(dereference(event.timeline.native), event.native.position())
-
     def wait_for(self, *events: Event) -> None:
         """Make all later work wait for these. If one fails, later work does not fail with it.
 
@@ -317,18 +296,9 @@ cdef class Submitter:
         *events : Event
             Of any queue, of any vendor.
         """
-        self.check()
-        if self.ordered:
-            self.submit(None, events)
-        else:
-            self.add_to_barrier(self.waited_for(events))
-
-    cdef add_to_barrier(self, tuple waits):
-        cdef tuple barrier = None, longer
-        while barrier is not self.barrier:  # other threads add as well
-            barrier = self.barrier
-            longer = barrier + waits
-        self.barrier = longer
+        cdef Event point = self.submit(None, events)
+        if not self.ordered:
+            self.native.get().bar(point.native)
 
     def record(self) -> Event:
         """Return an event after all work so far. Its vendor event is made now, so that its time is exact."""
@@ -347,9 +317,7 @@ cdef class Submitter:
         cdef CEvents nothing
         event.queue = self
         lane.put(event, None, nothing, ())
-        cdef CDependencies lane_so_far
-        lane_so_far.add_upto(lane.timeline.native, event.native.position())
-        event.before = joined(self.past, lane_so_far)
+        self.native.get().note_all_of(dereference(lane.native), event.native)
         return event
 
     def _history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
@@ -365,16 +333,7 @@ cdef class Submitter:
         return history
 
     cdef int add_history(self, CDependencies& to, object wait_for) except -1:
-        cdef Event wait
-        cdef Lane lane
-        if self.ordered:
-            lane = self.lanes[0]
-            to.add_upto(lane.timeline.native, lane.native.get().count())
-        if self.before.get() is not NULL:
-            to.add(dereference(self.before))
-        if wait_for or self.barrier:
-            for wait in self.waited_for(wait_for) + self.barrier:
-                wait.add_history(to)
+        self.native.get().add_history(to, natives_of(self.waited_for(wait_for)))
         return 0
 
     @property
@@ -387,24 +346,17 @@ cdef class Submitter:
 
     cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1:
         """Whether pending work may write a range before a copy that is submitted now. Work of others is not known."""
-        cdef Event wait
-        cdef Lane lane
-        for wait in self.waited_for(wait_for) + self.barrier:
-            if not wait.known_over():
-                return True
-        cdef CEvents none
+        cdef CEvents awaited = natives_of(self.waited_for(wait_for))
         cdef Span range
         cdef bint may
         range.start, range.end = start, start + size
-        for lane in self.lanes:
-            try:
-                with nogil:
-                    may = lane.native.get().may_write(range, none)
-            finally:
+        try:
+            with nogil:
+                may = self.native.get().may_write(range, awaited)
+        finally:
+            for lane in self.lanes:
                 lane.attend()
-            if may:
-                return True
-        return False
+        return may
 
     cdef bint reads_early(self) noexcept:
         """Whether the vendor's own copy may read a pageable source, or its beginning, during the call."""
@@ -412,11 +364,7 @@ cdef class Submitter:
 
     cdef bint is_shared(self) noexcept:
         """Whether others may submit to one of the vendor's queues."""
-        cdef Lane lane
-        for lane in self.lanes:
-            if lane.native.get().is_shared():
-                return True
-        return False
+        return self.native.get().is_shared()
 
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         return not self.is_shared() and not self.is_to_be_written(start, size, wait_for)
@@ -487,12 +435,13 @@ cdef class Submitter:
                 except Exception as error:
                     first = first or error
         finally:
-            lanes, barrier = self.lanes, self.barrier  # hold old values until replaced: see docs/concurrency.md
+            lanes = self.lanes  # holds the old value until replaced: see docs/concurrency.md
             open_ones = [lane for lane in lanes if not (lane.closed or lane.retired)]
             self.closed = not open_ones
             self.lanes = open_ones or lanes  # lanes that were given back take no work
-        if self.closed:
-            self.barrier = ()
+            if self.closed:
+                with nogil:
+                    self.native.get().lift()
         if first is not None:
             raise first
 

@@ -41,7 +41,6 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
             "event": event,
             "Event()": pinning.Event(),
             "point": event._point,
-            "timeline": event._point.timeline,
             "history": event._history,
             "vendor_event": event.vendor_event,
             "vendor_queue": device.make_queue(),  # type: ignore[attr-defined]

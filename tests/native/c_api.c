@@ -375,6 +375,38 @@ static void queues(pinning_map *map, pinning_map *host, char *to, char *from) {
   GIVES(PINNING_OK, pinning_event_destroy(all));
 }
 
+/* Out of order: what waits runs in its turn, behind the wait list and the barrier. */
+static void out_of_order(pinning_map *map, pinning_map *host, char *memory) {
+  pinning_queue *queue, *other;
+  pinning_event *first, *second, *third, *all;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_create_out_of_order(map, &queue)); /* a private map has no queues */
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_create_out_of_order(host, NULL));
+  GIVES(PINNING_OK, pinning_queue_create_out_of_order(host, &queue));
+  GIVES(PINNING_OK, pinning_queue_create(host, &other));
+  for (int round = 0; round < 50; ++round) {
+    memset(memory, 0, 4);
+    memory[0] = (char)(1 + round);
+    GIVES(PINNING_OK, pinning_queue_copy(other, memory + 1, memory, 1, NULL, 0, &first));
+    GIVES(PINNING_OK, pinning_queue_copy(queue, memory + 2, memory + 1, 1, &first, 1, &second));
+    if (round % 2) GIVES(PINNING_OK, pinning_queue_wait(queue, &second, 1));
+    GIVES(PINNING_OK, pinning_queue_copy(queue, memory + 3, memory + 2, 1, &second, round % 2 ? 0 : 1, &third));
+    GIVES(PINNING_OK, pinning_queue_record(queue, &all));
+    GIVES(PINNING_OK, pinning_event_wait(all));
+    EXPECT(memory[3] == 1 + round);
+    GIVES(PINNING_OK, pinning_event_destroy(first));
+    GIVES(PINNING_OK, pinning_event_destroy(second));
+    GIVES(PINNING_OK, pinning_event_destroy(third));
+    GIVES(PINNING_OK, pinning_event_destroy(all));
+  }
+  GIVES(PINNING_OK, pinning_queue_synchronize(queue));
+  pid_t const child = fork();
+  if (child == 0) _exit(pinning_queue_copy(queue, memory, memory + 1, 1, NULL, 0, NULL) == PINNING_UNAVAILABLE ? 0 : 1);
+  int status;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  GIVES(PINNING_OK, pinning_queue_destroy(queue));
+  GIVES(PINNING_OK, pinning_queue_destroy(other));
+}
+
 static void copies(pinning_map *map) {
   pinning_map *host;
   char *const from = malloc(300), *const to = calloc(1, 300);
@@ -420,6 +452,7 @@ static void copies(pinning_map *map) {
   GIVES(PINNING_OK, pinning_unlock(host, from));
   EXPECT(count(host) == 0);
   queues(map, host, to, from);
+  out_of_order(map, host, to);
   free(from);
   free(to);
 }

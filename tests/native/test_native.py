@@ -44,7 +44,7 @@ ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
     "c_api_stress": ALL,
     "host_stress": [*HOST, *COPIES],
-    "lane_stress": ALL,
+    "queue_stress": ALL,
     "processors": [path for path in LIBPINNING if path.stem == "processors"],
     "staging_stress": COPIES,
     "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],
@@ -169,9 +169,9 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
             ("c_api_stress", "built", ["2", "1", "forks"]),
             ("c_api_stress", "thread", ["3", "2", "forks"]),
             ("c_api_stress", "address", ["2", "3"]),
-            ("lane_stress", "built", ["2", "1"]),
-            ("lane_stress", "thread", ["3", "2"]),
-            ("lane_stress", "address", ["2", "3"]),
+            ("queue_stress", "built", ["2", "1"]),
+            ("queue_stress", "thread", ["3", "2"]),
+            ("queue_stress", "address", ["2", "3"]),
             ("move_parts", "plain", ["2", "1"]),  # no sanitizer supports its coroutines
             ("out_of_memory", "built", []),
             ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator supports forks beside threads

@@ -73,14 +73,19 @@ class Event {
   PINNING_API std::shared_ptr<VendorEvent> recorded();
   /// The same, or null.
   PINNING_API std::shared_ptr<VendorEvent> if_recorded() const;
-  /// Forget the vendor's event and the error of the place; the position stays.
+  /// Forget the vendor's event and the error of the place; what it comes after stays.
   void forget() noexcept { place_.reset(); }
   /// Throw the error that the vendor has reported to another call, if there is one.
   PINNING_API void raise_error() const;
   /// Seconds from the end of another operation of this vendor to the end of this one, by the vendor's events. Waits for both.
   PINNING_API double seconds_since(Event& first, Meanwhile meanwhile);
 
+  /// Add all that it comes after, and itself.
+  PINNING_API void add_history(Dependencies& to) const;
+
   /// Null if it was complete from the start.
+  SharedTimeline const& timeline() const noexcept { return timeline_; }
+  /// Null if it was complete from the start, or is forgotten.
   Lane* lane() const noexcept { return place_ == nullptr ? nullptr : place_->lane_.get(); }
   std::uint64_t position() const noexcept { return position_; }
   /// Nothing if it is not the end of a copy that `Lane::submit` has returned.
@@ -92,10 +97,14 @@ class Event {
 
  private:
   friend class Lane;
-  Event(std::shared_ptr<Place> place, std::uint64_t position) noexcept : place_(std::move(place)), position_(position) {}
+  friend class Queue;
+  Event(std::shared_ptr<Place> place, SharedTimeline timeline, std::uint64_t position) noexcept
+      : place_(std::move(place)), timeline_(std::move(timeline)), position_(position) {}
 
   std::shared_ptr<Place> place_;
+  SharedTimeline timeline_;
   std::uint64_t position_ = 0;
+  SharedDependencies before_;  // what it comes after on other timelines
   std::optional<How> how_;
 };
 
@@ -104,7 +113,7 @@ using Events = std::vector<Event*>;  // of one vendor
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   /// A new queue. Throws what the vendor throws.
-  PINNING_API static std::shared_ptr<Lane> make(VendorDevice& device);
+  PINNING_API static std::shared_ptr<Lane> make(VendorDevice& device, bool ordered = true);
   /// The lane of a stream that others submit to as well, and that its owner keeps as long as anything uses the lane.
   PINNING_API static std::shared_ptr<Lane> adopt(VendorDevice& device, std::uintptr_t stream);
   /// A lane of `queue`. `ordered`: an operation comes after all before it, and does not only happen to.
@@ -114,6 +123,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API ~Lane();
 
   VendorDevice& device() const noexcept { return device_; }
+  std::string const& vendor() const noexcept { return vendor_; }
   VendorQueue& queue() const noexcept { return *queue_; }
   SharedTimeline const& timeline() const noexcept { return timeline_; }
   bool is_adopted() const noexcept { return adopted_; }
@@ -123,6 +133,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// How many operations were submitted so far.
   std::uint64_t count() const noexcept { return submitted_; }
   bool is_over() const noexcept { return timeline_->reached() >= submitted_.load(); }
+  /// Throw Unavailable in a fork of the process that made it.
+  PINNING_API void check() const;
 
   // ---- submission ----
 
@@ -132,10 +144,6 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Submit a copy that starts after these events and all earlier work, and keep it until it is complete. Throws what the
   /// vendor throws, GraphCapture or QueueClosed; then nothing of it is in progress.
   PINNING_API Event submit(std::unique_ptr<CopyOperation> copy, Events const& after);
-  /// The end of all work so far, recorded now.
-  PINNING_API Event record();
-  /// Make later work wait for these.
-  PINNING_API void wait(Events const& events);
 
   /// The capture whose graph records what is submitted; 0 if there is none.
   PINNING_API std::uint64_t capture();
@@ -200,7 +208,6 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   using VendorEvents = std::vector<std::shared_ptr<VendorEvent>>;
 
-  void check() const;
   Event submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how);
   Event put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how);
   std::shared_ptr<Place> last_if_needed();

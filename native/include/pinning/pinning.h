@@ -329,7 +329,7 @@ PINNING_API pinning_status pinning_copy_wait(pinning_async_copy *copy) PINNING_N
 /* ---- queues ---- */
 
 /*
- * An in-order queue: each operation starts after all earlier ones and after the events in its wait list. A copy reads
+ * Operations of a device. In order, each starts after all earlier ones and after the events in its wait list. A copy reads
  * its source in its turn, whatever memory that is: also if work of this queue, or what its events stand for, writes it.
  * Any thread may submit. Queues and events of a parent process must not be used in a forked child.
  */
@@ -340,6 +340,12 @@ typedef struct pinning_event pinning_event;
 
 /* Make a queue of the device of `map`, which is from `pinning_map_open`. */
 PINNING_API pinning_status pinning_queue_create(pinning_map *map, pinning_queue **queue) PINNING_NOEXCEPT;
+
+/*
+ * The same, but an operation starts as soon as its wait list is complete, whatever was submitted before: up to four run
+ * at a time. `pinning_queue_wait` makes all later operations wait.
+ */
+PINNING_API pinning_status pinning_queue_create_out_of_order(pinning_map *map, pinning_queue **queue) PINNING_NOEXCEPT;
 
 /*
  * Make a queue over the vendor's `stream`, as for `pinning_copy_async`, to which others submit as well; what they have

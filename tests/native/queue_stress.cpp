@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that never saw Python submit to shared lanes of the host, own and adopted, wait for events, poll, close and
-// meet refusals: every byte arrives in its turn, and no operation is destroyed before it is complete, or never:
-// lane_stress [SECONDS] [SEED]
+// Threads that never saw Python submit to shared queues of the host, in and out of order, own and adopted, wait for
+// events, poll, close and meet refusals: every byte arrives in its turn, and no operation is destroyed before it is
+// complete, or never:
+// queue_stress [SECONDS] [SEED]
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <pinning/lane.hpp>
+#include <pinning/queue.hpp>
 #include <random>
 #include <thread>
 #include <vector>
@@ -56,10 +57,14 @@ class Step final : public CopyOperation {
   bool const refused_;
 };
 
-using Lanes = std::vector<std::shared_ptr<Lane>>;
+using Queues = std::vector<std::unique_ptr<Queue>>;
 
-/// Pass bytes from one buffer to the next, each time in a lane by lot, after the event of the one before.
-void pass_on(Lanes const& lanes, std::mt19937& chance) {
+void drain(Queue& queue) {
+  for (auto const& lane : queue.lanes()) lane->drain();
+}
+
+/// Pass bytes from one buffer to the next, each time in a queue by lot, after the event of the one before.
+void pass_on(Queues const& queues, std::mt19937& chance) {
   std::array<Buffer, 7> buffers;
   for (Buffer& each : buffers) each.resize(bytes);
   auto const value = static_cast<unsigned char>(1 + chance() % 255);
@@ -67,11 +72,11 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
   std::optional<Event> before;
   std::vector<Event> events;
   for (std::size_t i = 0; i + 1 < buffers.size(); ++i) {
-    Lane& lane = *lanes[chance() % lanes.size()];
+    Queue& queue = *queues[chance() % queues.size()];
     Events const after = before ? Events{&*before} : Events{};
     if (chance() % 4 == 0) {
       try {
-        lane.submit(std::make_unique<Step>(buffers[i + 1], buffers[i], value, true), after);
+        queue.submit(std::make_unique<Step>(buffers[i + 1], buffers[i], value, true), after);
         fail("a refusal was not reported");
       } catch (VendorError const&) {
       }
@@ -79,18 +84,22 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
     Buffer const& source = buffers[i];
     auto step = std::make_unique<Step>(buffers[i + 1], source, value, false);
     if (chance() % 3 == 0) {  // the event of all so far instead
-      lane.submit(std::move(step), after);
+      queue.submit(std::move(step), after);
       Event end;
       std::unique_ptr<Operation> point;
-      before = lane.submit_at_once(point, end) ? end : lane.record();
+      before = queue.ordered() && queue.first().submit_at_once(point, end) ? end : queue.record();
     } else {
-      before = lane.submit(std::move(step), after);
+      Event const last = before.value_or(Event());
+      before = queue.submit(std::move(step), after);
       Span const written{address(buffers[i + 1].data()), address(buffers[i + 1].data() + bytes)};
-      expect(lane.may_write(written, {}) || before->done(), "a lane forgot what pending work writes");
+      expect(queue.may_write(written, {}) || before->done(), "a queue forgot what pending work writes");
+      Dependencies history;
+      before->add_history(history);
+      expect(last.is_over() || history.covers(*last.timeline(), last.position()), "an event forgot what it waited for");
     }
     if (chance() % 3 == 0) events.push_back(*before);
-    if (chance() % 3 == 0) lane.poll();
-    if (chance() % 8 == 0) lane.wait({&*before});
+    if (chance() % 3 == 0) queue.first().poll();
+    if (chance() % 8 == 0) queue.wait({&*before});
   }
   if (chance() % 4 == 0) {
     while (!before->done()) std::this_thread::yield();
@@ -100,12 +109,12 @@ void pass_on(Lanes const& lanes, std::mt19937& chance) {
   expect(before->done(), "an event that was waited for is not done");
   for (unsigned char const byte : buffers.back()) expect(byte == value, "a byte did not arrive in its turn");
   for (Event& each : events) expect(each.done(), "what came before a reached event is not done");
-  for (auto const& lane : lanes) lane->drain();  // so that no operation refers to the buffers
+  for (auto const& queue : queues) drain(*queue);  // so that no operation refers to the buffers
 }
 
-/// A lane that is closed while another thread submits: accepted operations are complete, and the rest are refused.
+/// A queue that is closed while another thread submits: accepted operations are complete, and the rest are refused.
 void close_beside(VendorDevice& device, std::mt19937& chance) {
-  auto const lane = Lane::make(device);
+  auto const queue = Queue::make(device, true);
   Buffer const source(bytes, 5);
   std::vector<Buffer> buffers(20, Buffer(bytes));
   std::size_t accepted = 0;
@@ -113,7 +122,7 @@ void close_beside(VendorDevice& device, std::mt19937& chance) {
   std::thread submitter([&] {
     for (Buffer& each : buffers) {
       try {
-        last = lane->submit(std::make_unique<Step>(each, source, 5, false), {});
+        last = queue->submit(std::make_unique<Step>(each, source, 5, false), {});
         ++accepted;
       } catch (InvalidArgument const&) {
         break;
@@ -121,10 +130,10 @@ void close_beside(VendorDevice& device, std::mt19937& chance) {
     }
   });
   if (chance() % 2 == 0) std::this_thread::yield();
-  lane->close();
+  queue->close();
   submitter.join();
-  for (std::size_t i = 0; i < accepted; ++i) expect(buffers[i].back() == 5, "a closed lane left work undone");
-  if (last) expect(last->done(), "an event outlives its lane");
+  for (std::size_t i = 0; i < accepted; ++i) expect(buffers[i].back() == 5, "a closed queue left work undone");
+  if (last) expect(last->done(), "an event outlives its queue");
 }
 
 }  // namespace
@@ -134,23 +143,25 @@ int main(int count, char** arguments) {
   unsigned const seed = count > 2 ? static_cast<unsigned>(std::atoi(arguments[2])) : 1;
   VendorDevice& device = vendor_device("host:0");
   {
-    Lanes lanes{Lane::make(device), Lane::make(device)};
+    Queues queues;
+    for (bool const ordered : {true, false, true}) queues.push_back(Queue::make(device, ordered));
     auto const foreign = device.make_queue();
-    lanes.push_back(Lane::adopt(device, foreign->handle()));
-    expect(Lane::adopt(device, foreign->handle()) == lanes.back(), "a stream has two lanes");
+    auto const adopted = Lane::adopt(device, foreign->handle());
+    expect(Lane::adopt(device, foreign->handle()) == adopted, "a stream has two lanes");
+    queues.push_back(std::make_unique<Queue>(adopted));
     std::atomic<long> rounds = 0;
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < 4; ++i) {
       threads.emplace_back([&, i] {
         std::mt19937 chance(seed * 100 + i);
         for (Trial const trial{std::chrono::duration<double>(seconds)}; trial.goes_on(true); ++rounds) {
-          pass_on(lanes, chance);
+          pass_on(queues, chance);
           if (chance() % 8 == 0) close_beside(device, chance);
         }
       });
     }
     for (std::thread& each : threads) each.join();
-    for (auto const& lane : lanes) lane->close();
+    for (auto const& queue : queues) queue->close();
     std::printf("all right: %ld rounds\n", rounds.load());
   }
   expect(alive == 0, "an operation was never destroyed");
