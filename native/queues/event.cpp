@@ -56,10 +56,17 @@ void Event::wait(Meanwhile meanwhile) {
   ask(true, meanwhile);
 }
 
+SharedTimeline const& Event::timeline() const noexcept { return place_ == nullptr ? timeline_ : place_->lane_->timeline(); }
+
 void Event::add_history(Dependencies& to) const {
-  if (timeline_ == nullptr) return;
+  if (timeline() == nullptr) return;
   if (before_ != nullptr) to.add(*before_);
-  to.add(timeline_, position_);
+  to.add(timeline(), position_);
+}
+
+void Event::forget() noexcept {
+  timeline_ = timeline();
+  place_.reset();
 }
 
 std::shared_ptr<VendorEvent> Event::recorded() {

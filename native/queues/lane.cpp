@@ -183,7 +183,7 @@ Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, st
     }
   }
   std::uint64_t const position = end(kept, marker, place, std::move(recorded));
-  return Event(std::move(place), timeline_, position);
+  return Event(std::move(place), position);
 }
 
 /// The last place, if an event is left that is there.

@@ -26,7 +26,6 @@ Queue::Turn Queue::turn(Events const& wait_for) {
   Dependencies awaited, passed;
   for (Event const* each : wait_for) each->add_history(awaited);
   std::vector<Event> over;  // destroyed without the lock
-  SharedDependencies known;
   {
     std::lock_guard const state(state_);
     if (!barrier_.empty()) {
@@ -40,15 +39,15 @@ Queue::Turn Queue::turn(Events const& wait_for) {
       before_ = joined(before_, passed);
       turn.barrier = barrier_;
     }
-    known = before_;
+    turn.known = before_;
   }
-  turn.before = joined(known, awaited);
+  turn.before = joined(turn.known, awaited);
   turn.waits = awaited.size() != 0;
   turn.lane = lane_for(wait_for);
   auto const add = [&](Event& event) {
     Lane const* const other = event.lane();
     if (other == nullptr || other == turn.lane.get() || event.is_over()) return;
-    if (ordered_ && known != nullptr && known->covers(*event.timeline(), event.position())) return;
+    if (ordered_ && turn.known != nullptr && turn.known->covers(*event.timeline(), event.position())) return;
     (other->vendor() == first().vendor() ? turn.after : turn.foreign).push_back(&event);
   };
   for (Event* each : wait_for) add(*each);
@@ -83,7 +82,14 @@ void Queue::note(Turn const& turn, Event& event) {
   if (!turn.waits) return;
   std::lock_guard const state(state_);
   SharedDependencies& known = ordered_ ? before_ : past_;
-  known = joined(known, *turn.before);  // and not `turn.before` alone: other threads submit meanwhile
+  known = known == turn.known ? turn.before : joined(known, *turn.before);  // other threads submit meanwhile
+  waited_ = true;
+}
+
+void Queue::note(Event& event) {
+  if (!waited_) return;
+  std::lock_guard const state(state_);
+  event.before_ = before_;
 }
 
 void Queue::note_all_of(Lane const& lane, Event& event) {

@@ -20,6 +20,7 @@ cdef extern from "<pinning/queue.hpp>" namespace "pinning" nogil:
         CTurn turn(const CEvents& wait_for) except +raise_in_python
         void add(CTurn& turn, shared_ptr[CLane] lane) except +
         void note(const CTurn& turn, CEvent& event) except +
+        void note(CEvent& event) noexcept
         void note_all_of(const CLane& lane, CEvent& event) except +
         void bar(CEvent event) except +
         void lift() noexcept
@@ -43,6 +44,7 @@ cdef class Submitter:
     cdef check(self)
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
+    cdef Event enqueue_in_turn(self, Lane first, Event event, object work, tuple waits, tuple kept)
     cdef bint is_usable(self) noexcept
     cdef bint reads_early(self) noexcept
     cdef bint is_shared(self) noexcept

@@ -178,17 +178,24 @@ cdef class Submitter:
         cdef uint64_t capture = first.capture()
         if capture != 0:
             return self.record_in_graph(first, capture, event, work, wait_for, kept)
-        cdef CEvents awaited, nothing
-        cdef CTurn turn
-        cdef tuple waits = ()
-        cdef Event wait
-        cdef Lane lane
         if type(wait_for) is not tuple and wait_for is not None:
             wait_for = events_of(wait_for)
-        if wait_for:
-            waits = self.waited_for(wait_for)
+        if not self.ordered or wait_for:
+            return self.enqueue_in_turn(first, event, work, self.waited_for(wait_for) if wait_for else (), kept)
+        cdef CEvents nothing
+        event.queue = self
+        first.put(event, work, nothing, kept)
+        self.native.get().note(event.native)
+        return event
+
+    cdef Event enqueue_in_turn(self, Lane first, Event event, object work, tuple waits, tuple kept):
+        cdef CEvents awaited = natives_of(waits)
+        cdef CEvents nothing
+        cdef CTurn turn
+        cdef Event wait
+        cdef Lane lane
+        if waits:
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
-            awaited = natives_of(waits)
         if self.ordered:
             turn = self.native.get().turn(awaited)
             lane = first

@@ -74,7 +74,7 @@ class Event {
   /// The same, or null.
   PINNING_API std::shared_ptr<VendorEvent> if_recorded() const;
   /// Forget the vendor's event and the error of the place; what it comes after stays.
-  void forget() noexcept { place_.reset(); }
+  PINNING_API void forget() noexcept;
   /// Throw the error that the vendor has reported to another call, if there is one.
   PINNING_API void raise_error() const;
   /// Seconds from the end of another operation of this vendor to the end of this one, by the vendor's events. Waits for both.
@@ -84,7 +84,7 @@ class Event {
   PINNING_API void add_history(Dependencies& to) const;
 
   /// Null if it was complete from the start.
-  SharedTimeline const& timeline() const noexcept { return timeline_; }
+  PINNING_API SharedTimeline const& timeline() const noexcept;
   /// Null if it was complete from the start, or is forgotten.
   Lane* lane() const noexcept { return place_ == nullptr ? nullptr : place_->lane_.get(); }
   std::uint64_t position() const noexcept { return position_; }
@@ -98,11 +98,10 @@ class Event {
  private:
   friend class Lane;
   friend class Queue;
-  Event(std::shared_ptr<Place> place, SharedTimeline timeline, std::uint64_t position) noexcept
-      : place_(std::move(place)), timeline_(std::move(timeline)), position_(position) {}
+  Event(std::shared_ptr<Place> place, std::uint64_t position) noexcept : place_(std::move(place)), position_(position) {}
 
   std::shared_ptr<Place> place_;
-  SharedTimeline timeline_;
+  SharedTimeline timeline_;  // once the place is forgotten
   std::uint64_t position_ = 0;
   SharedDependencies before_;  // what it comes after on other timelines
   std::optional<How> how_;

@@ -7,6 +7,7 @@
 // during no call of a vendor and no destruction of an event.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -38,7 +39,8 @@ class Queue {
     Events after;                // for which the lane must wait, because nothing else does
     Events foreign;              // the same, of other vendors
     std::vector<Event> barrier;  // `after` may refer to these
-    SharedDependencies before;   // what it comes after, on other timelines
+    SharedDependencies known;    // what the queue comes after, on other timelines
+    SharedDependencies before;   // the same, and what the wait list and the barrier add
     bool waits = false;          // whether the wait list or the barrier adds to what the queue comes after
   };
   /// The turn of an operation that is submitted now. Polls, out of order.
@@ -47,6 +49,8 @@ class Queue {
   PINNING_API void add(Turn& turn, std::shared_ptr<Lane> lane);
   /// Note that an operation was submitted in its turn. `event` is its end.
   PINNING_API void note(Turn const& turn, Event& event);
+  /// The same for one without a wait list in the lane of an in-order queue, which is its turn.
+  PINNING_API void note(Event& event);
   /// The end of all work so far in one of the lanes, whose point `event` is.
   PINNING_API void note_all_of(Lane const& lane, Event& event);
   /// Out of order: make all later work wait for this, an event of this queue.
@@ -88,6 +92,7 @@ class Queue {
   std::vector<std::shared_ptr<Lane>> lanes_;  // (state_) only grows; the first one stays
   std::vector<Event> barrier_;                // (state_) out of order: what all later operations wait for
   SharedDependencies before_;                 // (state_) what the next operation comes after, on other timelines
+  std::atomic<bool> waited_ = false;          // whether there has been any
   SharedDependencies past_;                   // (state_) out of order: what any operation so far comes after, likewise
 };
 
