@@ -56,7 +56,7 @@ Queue::Turn Queue::turn(Events const& wait_for) {
 }
 
 std::shared_ptr<Lane> Queue::lane_for(Events const& wait_for) {
-  if (ordered_) return lanes_.front();
+  if (ordered_) return first_;
   auto const all = lanes();
   for (auto const& lane : all) {
     // Behind an event that it waits for, if nothing was submitted after that: then it need not wait at all.

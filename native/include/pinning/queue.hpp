@@ -20,7 +20,7 @@ namespace pinning {
 class Queue {
  public:
   /// Whether an operation comes after all before it is said by the lane's timeline: `first` belongs to this queue.
-  explicit Queue(std::shared_ptr<Lane> first) : ordered_(first->timeline()->ordered()), lanes_{std::move(first)} {}
+  explicit Queue(std::shared_ptr<Lane> first) : first_(std::move(first)), ordered_(first_->timeline()->ordered()), lanes_{first_} {}
   Queue(Queue const&) = delete;
   /// A new queue of the device. Throws what the vendor throws.
   PINNING_API static std::unique_ptr<Queue> make(VendorDevice& device, bool ordered);
@@ -29,7 +29,7 @@ class Queue {
   /// Those that are not closed. Throws Unavailable, as all that follows, in a fork of the process that made them.
   PINNING_API std::vector<std::shared_ptr<Lane>> lanes();
   /// The lane that is there from the start. What holds of the vendor's queues can be asked of it.
-  Lane& first() const noexcept { return *lanes_.front(); }
+  Lane& first() const noexcept { return *first_; }
 
   // ---- what an operation comes after ----
 
@@ -87,9 +87,10 @@ class Queue {
   template <class Act>
   void for_each_lane(Act act);
 
+  std::shared_ptr<Lane> const first_;
   bool const ordered_;
   std::mutex state_;
-  std::vector<std::shared_ptr<Lane>> lanes_;  // (state_) only grows; the first one stays
+  std::vector<std::shared_ptr<Lane>> lanes_;  // (state_) only grows
   std::vector<Event> barrier_;                // (state_) out of order: what all later operations wait for
   SharedDependencies before_;                 // (state_) what the next operation comes after, on other timelines
   std::atomic<bool> waited_ = false;          // whether there has been any
