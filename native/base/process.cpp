@@ -13,7 +13,7 @@ std::atomic<void (*)()> handlers[static_cast<std::size_t>(Subsystem::none)];
 void after_fork_in_child() {
   ++forks;
   for (auto const& handler : handlers) {
-    if (auto* const begin_anew = handler.load()) begin_anew();
+    if (auto* const restart = handler.load()) restart();
   }
 }
 
@@ -26,8 +26,8 @@ void after_fork_in_child() {
 
 constinit std::atomic<unsigned> forks = 0;
 
-void at_fork(Subsystem subsystem, void (*begin_anew)()) noexcept {
-  handlers[static_cast<std::size_t>(subsystem)].store(begin_anew);
+void at_fork(Subsystem subsystem, void (*restart)()) noexcept {
+  handlers[static_cast<std::size_t>(subsystem)].store(restart);
 }
 
 }  // namespace pinning

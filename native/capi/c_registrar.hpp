@@ -18,12 +18,12 @@ class CRegistrar : public Registrar {
   std::uint64_t piece() const noexcept override { return functions_.piece; }
 
   void* add(Address ptr, std::uint64_t size) override {
-    void* known_as = nullptr;
-    call([&] { return functions_.add(functions_.self, reinterpret_cast<void*>(ptr), size, &known_as); });
-    return known_as;
+    void* handle = nullptr;
+    call([&] { return functions_.add(functions_.self, reinterpret_cast<void*>(ptr), size, &handle); });
+    return handle;
   }
-  void remove(void* known_as) override {
-    call([&] { return functions_.remove(functions_.self, known_as); });
+  void remove(void* handle) override {
+    call([&] { return functions_.remove(functions_.self, handle); });
   }
 
  private:

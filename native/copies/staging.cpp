@@ -36,7 +36,7 @@
 //     that copies gets an idle ring, so a program with many queues needs only as many rings as concurrent copies.
 //   - Chunks are small at both ends of a copy, so that little is waited for there, and large in between, because a
 //     device idles for some microseconds between two.
-//   - A submission that fails half way may leave the words inconsistent. give_up() waits for the submitted part and
+//   - A submission that fails half way may leave the words inconsistent. retire() waits for the submitted part and
 //     marks the ring as broken: no other copy uses it.
 //   - A Staged that is destroyed early abandons its transfer: its chunks count as moved, so that the queue gets past
 //     them, and no thread touches the caller's memory any more.
@@ -304,7 +304,7 @@ class Rings : public Staging {
   template <class Function>
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
-  std::optional<Use> made(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
+  std::optional<Use> make_ring(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   /// (mutex_) How much of an idle ring to use: less if more rings are busy, so that their blocks stay in the caches.
   std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
     auto const works = [&](auto const& each) { return &*each != &ring && !each->broken && !idle(threads, *each); };
@@ -312,7 +312,7 @@ class Rings : public Staging {
     return std::min(ring.size, std::max(ring.size / (1 + others), least_share));
   }
   bool idle(CopyThreads& threads, Ring const& ring) { return ring.users == 0 && !ring.broken && threads.idle(ring); }
-  void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
+  void retire(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   VendorDevice& device_;
   std::uintptr_t const context_;  // 0 if unknown
@@ -480,7 +480,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   try {
     submit(queue, *transfer, *handle->device_side);
   } catch (...) {
-    give_up(threads, through, queue, *transfer);
+    retire(threads, through, queue, *transfer);
     throw;
   }
   return handle;
@@ -518,11 +518,11 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
       return Use(*this, *best);
     }
   }
-  return made(threads, queue, blocks, limits);
+  return make_ring(threads, queue, blocks, limits);
 }
 
 /// A new ring, if there is memory for it.
-std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
+std::optional<Rings::Use> Rings::make_ring(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
                                       StagingLimits const& limits) {
   auto ring = std::make_unique<Ring>();
   ring->device = this;
@@ -561,7 +561,7 @@ std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue,
 
 /// Retire a ring whose words may stay inconsistent after a failed submission: no copy uses it again, and it is freed if
 /// the vendor reports the queue as done. The submitted part completes, because the threads still serve it.
-void Rings::give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept {
+void Rings::retire(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept {
   {
     std::lock_guard const guard(mutex_);
     ring.broken = true;
@@ -660,7 +660,7 @@ struct Known {
   std::map<VendorDevice*, std::shared_ptr<Rings>> of;
 
   /// In a forked child: begin with none, because threads of the parent may have been changing this.
-  void begin_anew() noexcept {
+  void restart() noexcept {
     CopyThreads::after_fork();
     new (this) Known;
   }

@@ -23,8 +23,8 @@ struct Shared {
 /// Never destroyed: programs use the maps until they end.
 GrowingList<std::unique_ptr<Shared>> all_maps;
 
-void begin_anew() {
-  all_maps.each([](std::unique_ptr<Shared>& each) { each->map.begin_anew(); });
+void restart() {
+  all_maps.each([](std::unique_ptr<Shared>& each) { each->map.restart(); });
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ void begin_anew() {
 pinning_map& shared_map(VendorDevice& device) {
   auto const has_it = [&](std::unique_ptr<Shared> const& each) { return each->map.device == &device; };
   if (auto* const entry = all_maps.find(has_it)) return (*entry)->map;
-  at_fork(Subsystem::maps, begin_anew);
+  at_fork(Subsystem::maps, restart);
   return all_maps.add(std::make_unique<Shared>(device), has_it)->map;
 }
 

@@ -100,7 +100,7 @@ struct Book {
   }
 
   /// In a forked child: replace the parent's page by an empty one at the same address, without a name.
-  void begin_anew() noexcept {
+  void restart() noexcept {
     // Refused only to a process that may have no more addresses: then nothing can be locked in it either.
     mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (file >= 0 && identity.is_of(file)) close(file);

@@ -23,7 +23,7 @@ struct Named {
 /// Never destroyed: programs may lock memory until they exit.
 GrowingList<Named> all_devices;
 
-void begin_anew() {
+void restart() {
   all_devices.each([](Named& each) { each.device->after_fork(); });
 }
 
@@ -80,7 +80,7 @@ VendorDevice& vendor_device(std::string const& name) {
   auto const has_it = [&](Named const& each) { return each.name == name; };
   if (Named* const known = all_devices.find(has_it)) return *known->device;
   check_alone();
-  at_fork(Subsystem::devices, begin_anew);
+  at_fork(Subsystem::devices, restart);
   return *all_devices.add({name, make(name)}, has_it).device;
 }
 

@@ -2,21 +2,21 @@
 // The kernel's userfaultfd reports memory that goes away: a thread that unmaps, moves or discards watched memory waits
 // in that call until the event has been read here.
 //
-// If the program's own calls of libc are seen (native/tool/hooks.cpp), `invalidate` notifies the tenants (listeners)
-// before these calls remove memory: on the calling thread or, if a lock of a tenant is taken, perhaps by that thread
+// If the program's own calls of libc are seen (native/tool/hooks.cpp), `invalidate` notifies the listeners
+// before these calls remove memory: on the calling thread or, if a lock of a listener is taken, perhaps by that thread
 // itself, on another.
 //
 // While other threads take memory away all the time, there may be no instant in which no event is under way. No lock or
 // unlock of other memory waits for one: it asks the kernel whether its own memory is still watched (`intact`).
 //
 // There are two or three threads. The reader waits for no thread and neither allocates nor frees: the thread it would
-// wait for might be waiting for it in munmap. The undoer does what may take long, such as vendor calls, and ends the
+// wait for might be waiting for it in munmap. The drain thread does what may take long, such as vendor calls, and ends the
 // watch of memory that has moved. Both start when something is first watched, take no signals and never end. If calls
-// are seen, the teller is the third.
+// are seen, the notifier is the third.
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards which pages are
-// watched, and their registration with the kernel; the reader only tries it. `tenants_mutex_` guards the list of
-// tenants; a holder neither allocates nor frees, nor calls the kernel. The reader holds it while it calls
+// watched, and their registration with the kernel; the reader only tries it. `listeners_mutex_` guards the list of
+// listeners; a holder neither allocates nor frees, nor calls the kernel. The reader holds it while it calls
 // `try_invalidate`. A thread that may hold neither walks the list without a lock, counted in `walkers_`, for which
 // `remove` waits. `posted_lock_` is taken last, to read or change a list.
 #include <fcntl.h>
@@ -66,10 +66,10 @@ constexpr std::size_t most_ranges = 16'384;
 /// What moves while there is no room here stays watched.
 constexpr std::size_t most_arrived = 256;
 
-/// Tries to find that the memory beside a range is intact, see `await_settled`.
+/// Tries to find that the memory beside a range is intact, see `await_quiet`.
 constexpr int most_looks = 100;
 
-/// Tries to notify a tenant by a thread that removes memory; then the lock's holder may be waiting for that thread.
+/// Tries to notify a listener by a thread that removes memory; then the lock's holder may be waiting for that thread.
 constexpr int most_tries = 1000;
 
 bool switched_off() {
@@ -96,21 +96,21 @@ void start_thread(Body&& body) {
 
 class Watch : public Watcher {
  public:
-  void add(InvalidationListener& tenant, bool drained_by_thread) noexcept override {
-    std::lock_guard const guard(tenants_mutex_);
-    tenant.drained_by_thread_ = drained_by_thread;
-    tenant.next_ = tenants_.load();
-    tenants_ = &tenant;
+  void add(InvalidationListener& listener, bool drained_by_thread) noexcept override {
+    std::lock_guard const guard(listeners_mutex_);
+    listener.drained_by_thread_ = drained_by_thread;
+    listener.next_ = listeners_.load();
+    listeners_ = &listener;
   }
 
-  void remove(InvalidationListener& tenant) noexcept override {
-    std::unique_lock guard(tenants_mutex_);
-    std::atomic<InvalidationListener*>* link = &tenants_;
-    while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
-    if (*link == nullptr) return;  // in a forked child: a tenant of the parent
-    *link = tenant.next_.load();
-    if (undo_next_ == &tenant) undo_next_ = tenant.next_.load();
-    while (tenant.draining_) {
+  void remove(InvalidationListener& listener) noexcept override {
+    std::unique_lock guard(listeners_mutex_);
+    std::atomic<InvalidationListener*>* link = &listeners_;
+    while (*link != nullptr && *link != &listener) link = &link->load()->next_;
+    if (*link == nullptr) return;  // in a forked child: a listener of the parent
+    *link = listener.next_.load();
+    if (undo_next_ == &listener) undo_next_ = listener.next_.load();
+    while (listener.draining_) {
       guard.unlock();
       sched_yield();
       guard.lock();
@@ -128,10 +128,10 @@ class Watch : public Watcher {
     Range const range{ptr, ptr + size};
     {
       Walk const walk(*this);
-      for (auto* tenant = tenants_.load(); tenant != nullptr; tenant = tenant->next_) tenant->will_invalidate(ptr, size);
+      for (auto* each = listeners_.load(); each != nullptr; each = each->next_) each->will_invalidate(ptr, size);
     }
     bool wants_undo = false;
-    if (!told_all(range, wants_undo, most_tries)) post(range);
+    if (!notify_listeners(range, wants_undo, most_tries)) post(range);
     if (wants_undo) wake(undo_wanted_);
   }
 
@@ -157,16 +157,16 @@ class Watch : public Watcher {
   }
 
   /// Where pages are gone, there may be watched memory that has moved there since, which the kernel continues to watch.
-  /// The reader cannot mark pages meanwhile, so `settled` reports afterwards whether any may have gone away just then.
-  /// If it is never `settled`, because other memory is going away, it is enough that this memory was there just before.
+  /// The reader cannot mark pages meanwhile, so `is_quiet` reports afterwards whether any may have gone away just then.
+  /// If it is never `is_quiet`, because other memory is going away, it is enough that this memory was there just before.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
     bool first = true;
     for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
-      bool const quiet = settled();
+      bool const quiet = is_quiet();
       if (quiet || (!first && intact(start, end))) {
         pages_.each_last(start, end, [&](Address from, Address to) { end_kernel_watch(from, to); });
-        if (!quiet || settled()) {
+        if (!quiet || is_quiet()) {
           pages_.remove(start, end);
           --ranges_;
           return;
@@ -180,7 +180,7 @@ class Watch : public Watcher {
 
   /// First the kernel: it counts a change from before the memory goes away until the caller of munmap continues, after
   /// the reader has raised `pending_`. Then whether the reader is done. See docs/design/invalidation.md.
-  bool settled() noexcept override {
+  bool is_quiet() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
     if (file < 0) return !has_pending();
     uffdio_zeropage nothing{};  // no bytes: refused, with EAGAIN while a change is in progress
@@ -188,15 +188,15 @@ class Watch : public Watcher {
     return !changing && !has_pending();
   }
 
-  void await_settled(Address ptr, std::uint64_t size) noexcept override {
+  void await_quiet(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
-    for (int look = 1; !settled(); ++look) {
+    for (int look = 1; !is_quiet(); ++look) {
       std::unique_lock guard(ranges_mutex_);
       if (intact(start, end) && (look >= most_looks || intact_beside(start, end))) break;
       guard.unlock();
       sched_yield();
     }
-    await_pending();  // pages are marked before the tenants are notified
+    await_pending();  // pages are marked before the listeners are notified
   }
 
   std::string problem() override {
@@ -206,7 +206,7 @@ class Watch : public Watcher {
   }
 
   /// In a forked child, where no thread of the watcher exists, and the file belongs to the parent.
-  void begin_anew() noexcept {
+  void restart() noexcept {
     int const file = open_file_.load(std::memory_order_relaxed);
     bool const hears_of_calls = hears_of_calls_;
     if (identity_.is_of(file)) close(file);
@@ -242,7 +242,7 @@ class Watch : public Watcher {
     if (hears_of_calls()) {
       start_thread([this] { undo(); });
       start_thread([this] { tell_posted(); });
-      teller_ = true;
+      notifier_ = true;
     }
     file_ = open_another();
     if (file_ < 0) {
@@ -285,7 +285,7 @@ class Watch : public Watcher {
     std::uint64_t const next = (batches() + 3) / 2 * 2;
     pollfd posted{open_file_.load(std::memory_order_acquire), POLLIN, 0};
     if (poll(&posted, 1, 0) <= 0) return await_pending();
-    while (batches() < next && !settled()) sched_yield();
+    while (batches() < next && !is_quiet()) sched_yield();
   }
 
   /// Whether the kernel watches all of the pages; it takes as long as to unregister them. The kernel refuses to remove
@@ -326,11 +326,11 @@ class Watch : public Watcher {
 
   // ---- the reader ----
 
-  struct Heard {
+  struct KernelEvent {
     Range range;
     Address to;   // its new address; 0: none
     bool stays;  // still mapped, without its contents
-    friend bool operator==(Heard const&, Heard const&) = default;
+    friend bool operator==(KernelEvent const&, KernelEvent const&) = default;
   };
 
   [[noreturn]] void read(int file) noexcept {
@@ -350,24 +350,24 @@ class Watch : public Watcher {
       take(file);
       bool wants_undo = false;
       {
-        std::lock_guard const guard(tenants_mutex_);
-        for (std::size_t i = 0; i < heard_count_; ++i) {  // which grows meanwhile
-          Heard told;
+        std::lock_guard const guard(listeners_mutex_);
+        for (std::size_t i = 0; i < event_count_; ++i) {  // which grows meanwhile
+          KernelEvent event;
           do {
-            told = heard_[i];
-            auto const [start, end] = told.range;
-            if (told.to != 0) {
-              arrive(file, told.to, end - start);
-              tell_all(file, [=](auto& each) { return each.try_invalidate(told.to, end - start); });  // what was there
+            event = events_[i];
+            auto const [start, end] = event.range;
+            if (event.to != 0) {
+              arrive(file, event.to, end - start);
+              for_each_listener(file, [=](auto& each) { return each.try_invalidate(event.to, end - start); });  // what was there
               wants_undo = true;
             }
-            if (!told.stays) mark_gone(file, start, end, told.to == 0);
-            if (told.to != 0) tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
-            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
-          } while (told != heard_[i]);
+            if (!event.stays) mark_gone(file, start, end, event.to == 0);
+            if (event.to != 0) for_each_listener(file, [=](auto& each) { return each.try_move(start, end - start, event.to); });
+            wants_undo |= for_each_listener(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
+          } while (event != events_[i]);
         }
       }
-      heard_count_ = 0;
+      event_count_ = 0;
       pending_.fetch_add(batch, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
@@ -390,7 +390,7 @@ class Watch : public Watcher {
     }
   }
 
-  /// Memory that has moved is watched there until the undoer ends that. What was there is gone.
+  /// Memory that has moved is watched there until the drain thread ends that. What was there is gone.
   void arrive(int file, Address to, std::uint64_t size) noexcept {
     auto const guard = ranges_for_reader(file);
     if (arrived_count_ == arrived_.size() || !has_kernel_watch(to, to + page)) return;
@@ -403,15 +403,15 @@ class Watch : public Watcher {
   }
 
   template <class Tell>
-  bool tell_all(int file, Tell&& tell) noexcept {
+  bool for_each_listener(int file, Tell&& tell) noexcept {
     bool wants_undo = false;
-    for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
-      std::optional<bool> told;
-      while (!(told = tell(*tenant))) {
-        take(file);  // the holder of a lock of the tenant may be waiting in munmap
+    for (InvalidationListener* listener = listeners_; listener != nullptr; listener = listener->next_) {
+      std::optional<bool> wish;
+      while (!(wish = tell(*listener))) {
+        take(file);  // the holder of a lock of the listener may be waiting in munmap
         sched_yield();
       }
-      wants_undo |= *told;
+      wants_undo |= *wish;
     }
     return wants_undo;
   }
@@ -432,10 +432,10 @@ class Watch : public Watcher {
       } else {
         continue;
       }
-      if (heard_count_ < heard_.size()) {
-        heard_[heard_count_++] = {range, to, stays};
+      if (event_count_ < events_.size()) {
+        events_[event_count_++] = {range, to, stays};
       } else {
-        Heard& last = heard_.back();
+        KernelEvent& last = events_.back();
         Range all = last.range;
         auto const include = [&all](Address start, std::uint64_t size) {
           all = {std::min(all.start, start), std::max(all.end, start + size)};
@@ -457,7 +457,7 @@ class Watch : public Watcher {
 
   // ---- calls that are seen ----
 
-  /// While it exists, no tenant of the list is destroyed.
+  /// While it exists, no listener of the list is destroyed.
   class Walk {
    public:
     explicit Walk(Watch& watch) noexcept : watch_(watch) { ++watch_.walkers_; }
@@ -468,14 +468,14 @@ class Watch : public Watcher {
     Watch& watch_;
   };
 
-  /// Notify the tenants; false if one could not be notified. `tries` 0: as often as it takes.
-  bool told_all(Range range, bool& wants_undo, int tries) noexcept {
+  /// Notify the listeners; false if one could not be notified. `tries` 0: as often as it takes.
+  bool notify_listeners(Range range, bool& wants_undo, int tries) noexcept {
     Walk const walk(*this);
     std::uint64_t const size = range.end - range.start;
-    for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
-      if (!tenant->may_have(range.start, size)) continue;
+    for (InvalidationListener* listener = listeners_; listener != nullptr; listener = listener->next_) {
+      if (!listener->may_have(range.start, size)) continue;
       for (int tried = 1;; ++tried) {
-        if (auto const wish = tenant->try_invalidate(range.start, size)) {
+        if (auto const wish = listener->try_invalidate(range.start, size)) {
           wants_undo |= *wish;
           break;
         }
@@ -486,9 +486,9 @@ class Watch : public Watcher {
     return true;
   }
 
-  /// Post a range to the teller. Until it has notified all tenants, `has_pending` makes lookups wait.
+  /// Post a range to the notifier. Until it has notified all listeners, `has_pending` makes lookups wait.
   void post(Range range) noexcept {
-    if (!teller_) return;  // its thread could not be started
+    if (!notifier_) return;  // its thread could not be started
     lock_posted();
     if (posted_count_ < posted_.size()) {
       ++pending_;
@@ -516,7 +516,7 @@ class Watch : public Watcher {
         posted_lock_.clear(std::memory_order_release);
         if (!any) break;
         bool wants_undo = false;
-        told_all(range, wants_undo, 0);
+        notify_listeners(range, wants_undo, 0);
         --pending_;
         if (wants_undo) wake(undo_wanted_);
       }
@@ -528,26 +528,26 @@ class Watch : public Watcher {
     word.notify_one();
   }
 
-  // ---- the undoer ----
+  // ---- the drain thread ----
 
   [[noreturn]] void undo() noexcept {
     for (std::uint32_t done = 0;;) {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
       std::size_t const arrived = arrived_count();
-      await_pending();  // the tenants have been notified of these moves; once they have drained, none relies on it
-      std::unique_lock guard(tenants_mutex_);
-      for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
-        undo_next_ = tenant->next_.load();
-        if (!tenant->drained_by_thread_) continue;
-        tenant->draining_ = true;
+      await_pending();  // the listeners have been notified of these moves; once they have drained, none relies on it
+      std::unique_lock guard(listeners_mutex_);
+      for (InvalidationListener* listener = listeners_; listener != nullptr; listener = undo_next_) {
+        undo_next_ = listener->next_.load();
+        if (!listener->drained_by_thread_) continue;
+        listener->draining_ = true;
         guard.unlock();
         try {
-          tenant->drain_invalidations();
+          listener->drain_invalidations();
         } catch (...) {  // the next thread that finds the region tries again
         }
         guard.lock();
-        tenant->draining_ = false;
+        listener->draining_ = false;
       }
       guard.unlock();
       release(arrived);
@@ -589,24 +589,24 @@ class Watch : public Watcher {
   std::size_t arrived_count_ = 0;
   std::uint32_t arrivals_ = 0;
 
-  std::mutex tenants_mutex_;
-  std::atomic<InvalidationListener*> tenants_ = nullptr;
-  InvalidationListener* undo_next_ = nullptr;  // of the undoer, which releases the mutex meanwhile
+  std::mutex listeners_mutex_;
+  std::atomic<InvalidationListener*> listeners_ = nullptr;
+  InvalidationListener* undo_next_ = nullptr;  // of the drain thread, which releases the mutex meanwhile
   std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;
   std::atomic_flag reads_;  // the reader has its own table of files
   std::atomic<std::uint32_t> undo_wanted_ = 0;
 
-  std::atomic<bool> teller_ = false;
+  std::atomic<bool> notifier_ = false;
   std::atomic_flag posted_lock_;
   std::array<Range, 64> posted_;
   std::size_t posted_count_ = 0;
   std::atomic<std::uint32_t> tell_wanted_ = 0;
 
   // Used by the reader only.
-  std::array<Heard, 1024> heard_;
-  std::size_t heard_count_ = 0;
+  std::array<KernelEvent, 1024> events_;
+  std::size_t event_count_ = 0;
 };
 
 /// Never destroyed: its threads run until the process ends.

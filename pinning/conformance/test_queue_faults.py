@@ -32,7 +32,7 @@ class Work:
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.called.append)
         self.function: int = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self.queue.fill(self.there, b"\0", 16)
         self.queue.synchronize()
         self.events.append(self.queue.record())
@@ -77,9 +77,9 @@ def test_each_call_of_a_submission_fails(faults: Faults, queue: VendorQueue, mem
         submitted = True
         queue.synchronize()
 
-    work.begin_anew()
+    work.restart()
     act()
-    work.begin_anew()
+    work.restart()
     for call, error in each_failure(faults, act):
         if submitted:
             assert error is not None or work.done() or what in ("wait_value", "record", "wait"), call
@@ -88,7 +88,7 @@ def test_each_call_of_a_submission_fails(faults: Faults, queue: VendorQueue, mem
             queue.synchronize()
             assert not work.done(), f"{call} failed, and the work was done"
         assert work.goes_on()
-        work.begin_anew()
+        work.restart()
 
 
 def test_each_call_of_making_and_closing_a_queue_fails(faults: Faults, memories: MemoryDevice) -> None:

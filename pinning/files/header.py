@@ -53,7 +53,7 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-class _WrongError(Exception):
+class _HeaderError(Exception):
     """A header is wrong; the message says how."""
 
 
@@ -91,29 +91,29 @@ def parse(text: bytes, file_bytes: int, path: str) -> Header:
         start = 8 + len(text)
         tensors = sorted((_tensor(*each, start, file_bytes) for each in content.items()), key=lambda each: each[3:])
         _check_no_holes(tensors, start, file_bytes)
-    except _WrongError as wrong:
+    except _HeaderError as wrong:
         _refuse(path, str(wrong))
     return Header(tensors, metadata)
 
 
 def _loaded(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
-        raise _WrongError(f"its header begins with {text[:8]!r}, instead of the brace of a JSON object")
+        raise _HeaderError(f"its header begins with {text[:8]!r}, instead of the brace of a JSON object")
     try:
         content = json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise _WrongError(f"its header is not UTF-8: {error.reason} at byte {8 + error.start}") from None
+        raise _HeaderError(f"its header is not UTF-8: {error.reason} at byte {8 + error.start}") from None
     except RecursionError:
-        raise _WrongError("its header is nested too deep") from None
+        raise _HeaderError("its header is nested too deep") from None
     except ValueError as error:  # invalid JSON, or a number of thousands of digits
-        raise _WrongError(f"its header is not JSON: {error}") from None
+        raise _HeaderError(f"its header is not JSON: {error}") from None
     assert isinstance(content, dict)  # because it begins with a brace
-    if b"\\u" in text and (half := half_letter(content)):
-        raise _WrongError(f"its header is not UTF-8: it contains {half}, an unpaired surrogate")
+    if b"\\u" in text and (half := lone_surrogate(content)):
+        raise _HeaderError(f"its header is not UTF-8: it contains {half}, an unpaired surrogate")
     return content
 
 
-def half_letter(content: Any) -> str | None:
+def lone_surrogate(content: Any) -> str | None:
     """An unpaired surrogate, such as ``\\ud800``, which JSON can express and UTF-8 cannot; None if there is none."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
@@ -126,42 +126,42 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise _WrongError(f"its header has the name {_short(twin)} twice")
+        raise _HeaderError(f"its header has the name {_short(twin)} twice")
     return values
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise _WrongError(f"its header has {name} in it, which is not JSON")
+    raise _HeaderError(f"its header has {name} in it, which is not JSON")
 
 
 def _metadata(content: Any) -> dict[str, str]:
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-        raise _WrongError(f"its {_METADATA} is {_short(content)}; it must be an object of strings")
+        raise _HeaderError(f"its {_METADATA} is {_short(content)}; it must be an object of strings")
     return content
 
 
 def _tensor(name: str, entry: Any, start: int, file_bytes: int) -> TensorInfo:
     what = f"its tensor {_short(name)}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _WrongError(f"{what} is {_short(entry)}; it must be an object of dtype, shape and data_offsets")
+        raise _HeaderError(f"{what} is {_short(entry)}; it must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(DTYPES)}")
+        raise _HeaderError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(DTYPES)}")
     if not _are_lengths(shape):
-        raise _WrongError(f"{what} has the shape {_short(shape)}; it must be a list of whole numbers from 0 on")
+        raise _HeaderError(f"{what} has the shape {_short(shape)}; it must be a list of whole numbers from 0 on")
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _WrongError(f"{what} has the data_offsets {_short(offsets)}; they must be two whole numbers in order")
+        raise _HeaderError(f"{what} has the data_offsets {_short(offsets)}; they must be two whole numbers in order")
     begin, end = offsets
     if start + end > file_bytes:
-        raise _WrongError(
+        raise _HeaderError(
             f"{what} ends at byte {_short(end)} behind its header, and the file at {file_bytes - start}: the file is "
             "truncated, or the header is wrong"
         )
     if len(shape) > _MOST_DIMENSIONS:
-        raise _WrongError(f"{what} has {len(shape)} dimensions; at most {_MOST_DIMENSIONS} are allowed")
+        raise _HeaderError(f"{what} has {len(shape)} dimensions; at most {_MOST_DIMENSIONS} are allowed")
     nbytes = _nbytes(dtype, shape, what)
     if nbytes != end - begin:
-        raise _WrongError(f"{what} of {dtype} and shape {_short(shape)} has {nbytes} bytes, and its data_offsets are "
+        raise _HeaderError(f"{what} of {dtype} and shape {_short(shape)} has {nbytes} bytes, and its data_offsets are "
                        f"{end - begin} apart")  # fmt: skip
     return TensorInfo(name, dtype, tuple(shape), start + begin, nbytes)
 
@@ -175,11 +175,11 @@ def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
     for length in shape:
         bits *= length or 1  # an array without elements has strides too
         if bits >= _TOP:
-            raise _WrongError(f"{what} has the shape {_short(list(shape))}, with more bytes than any memory has")
+            raise _HeaderError(f"{what} has the shape {_short(list(shape))}, with more bytes than any memory has")
     if 0 in shape:
         return 0
     if bits % 8:
-        raise _WrongError(
+        raise _HeaderError(
             f"{what} of {dtype} and shape {_short(list(shape))} has {bits} bits: not a whole number of bytes"
         )
     return bits // 8
@@ -190,10 +190,10 @@ def _check_no_holes(tensors: Iterable[TensorInfo], start: int, file_bytes: int) 
     for tensor in tensors:
         if tensor.begin != at:
             how = "inside" if tensor.begin < at else f"{tensor.begin - at} bytes behind the end of"
-            raise _WrongError(f"its tensor {_short(tensor.name)} begins {how} {before}; they must follow one another")
+            raise _HeaderError(f"its tensor {_short(tensor.name)} begins {how} {before}; they must follow one another")
         at, before = tensor.begin + tensor.nbytes, f"its tensor {_short(tensor.name)}"
     if at != file_bytes:
-        raise _WrongError(f"{before} ends at byte {at}, and the file at {file_bytes}; nothing may follow it")
+        raise _HeaderError(f"{before} ends at byte {at}, and the file at {file_bytes}; nothing may follow it")
 
 
 def _short(value: Any) -> str:
@@ -236,10 +236,10 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
         begins[name] = at
         try:
             at += _nbytes(dtype, shape, f"the tensor {_short(name)}")
-        except _WrongError as wrong:
+        except _HeaderError as wrong:
             raise LayoutError(str(wrong)) from None
         content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
-    if half := half_letter(content):
+    if half := lone_surrogate(content):
         raise FileFormatError(
             f"a name of a tensor, or the metadata, contains {half}, an unpaired surrogate, which is not UTF-8"
         )

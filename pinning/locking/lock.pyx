@@ -197,13 +197,13 @@ cdef class Lock(Hold):
         VendorError
             The vendor refused; the lock is still held and can be unlocked again.
         """
-        self.give_up()
+        self.release()
 
-    cdef bint give_up(self) except *:
+    cdef bint release(self) except *:
         self.keep = self.counted and not self.ending and (
             self.cached or keep_owner(self.map, self.ptr, self.owner)
         )
-        if not Hold.give_up(self):
+        if not Hold.release(self):
             return False
         self.leave()
         owner = self.owner  # replaced before it is destroyed: see docs/concurrency.md
@@ -216,7 +216,7 @@ cdef class Lock(Hold):
         try:
             open_locks.enter(<void*>self.map, self.ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
         except MemoryError:
-            self.give_up()
+            self.release()
             raise
         last_serial += 1
         self.serial = last_serial
@@ -235,7 +235,7 @@ cdef class Lock(Hold):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.give_up()
+        self.release()
 
     def __del__(self):
         self.ending = True
@@ -250,7 +250,7 @@ cdef class Lock(Hold):
         self.ending = True
         self.leave()
         if self.counted:
-            self.give_up()  # while the memory is still there
+            self.release()  # while the memory is still there
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
@@ -452,7 +452,7 @@ def unlock_cached(Lock lock not None) -> None:
     The caller must keep the memory in place until the region is gone. Raises as `Lock.unlock`.
     """
     lock.cached = True
-    lock.give_up()
+    lock.release()
     watch()
 
 
@@ -483,7 +483,7 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
     """
     cdef Bytes found
     if isinstance(buffer, Lock):
-        (<Lock>buffer).give_up()
+        (<Lock>buffer).release()
         return
     cdef PinnedMap pinned_map
     if range_at(buffer, None, &found):
@@ -524,7 +524,7 @@ cdef bint unlock_youngest(PinnedMap pinned_map, Bytes* found) except -1:
                 break
             lock = <Lock>youngest
             before = lock.serial
-            if lock.is_held() and lock.give_up():
+            if lock.is_held() and lock.release():
                 return True
         before = last_serial + 1
     return False

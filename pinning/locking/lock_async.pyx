@@ -78,7 +78,7 @@ cdef class Job:
             if not self.unwanted:
                 self.take()
             if self.unwanted:
-                self.lock.give_up()
+                self.lock.release()
         except BaseException as error:
             self.error = error
         self.finish()
@@ -177,7 +177,7 @@ cdef class Worker:
 
 
 cdef int begin(Job job) except -1:
-    begin_anew()
+    restart()
     cdef Worker worker = workers.get(<size_t><void*>job.pinned_map)
     if worker is not None:
         worker.jobs.append(job)
@@ -306,7 +306,7 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
             return
         job.drop()
         job.wait(self.size + 1, 1e9)
-        job.lock.give_up()
+        job.lock.release()
         if job.error is not None and job.pinned_map.map.serial_at(self.ptr) != 0 and not job.pinned_map.map.find(
             self.ptr, 1
         ).has_value():
@@ -402,11 +402,11 @@ cdef object end_of(PendingLock pending):
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
-    def settle():
+    def resolve():
         if not future.done():
             future.set_result(None)
 
-    return future if pending.listen(lambda: loop.call_soon_threadsafe(settle)) else None
+    return future if pending.listen(lambda: loop.call_soon_threadsafe(resolve)) else None
 
 
 def lock_async(
@@ -500,7 +500,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     return handle
 
 
-cdef begin_anew():
+cdef restart():
     """Restart in a forked child; does nothing the second time."""
     global workers, made_in
     if is_parents(made_in):
@@ -509,7 +509,7 @@ cdef begin_anew():
 
 
 def _end_all():
-    begin_anew()
+    restart()
     cdef Worker worker
     cdef Job job
     cdef list left = []

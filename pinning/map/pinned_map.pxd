@@ -40,7 +40,7 @@ cdef class PinnedMap:
     cdef unsigned made_in
 
     cdef _make(self)
-    cdef begin_anew(self)
+    cdef restart(self)
     cdef _let_go(self)
     cdef _remove_registrars(self)
     cdef uint64_t holds_in(self, uint64_t region) noexcept
@@ -85,7 +85,7 @@ cdef class Hold:
     cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, LockOptions options, Pieces* pieces)
     cdef void own(self, PinnedMap map, CHold hold) noexcept
     cdef bint is_held(self) noexcept
-    cdef bint give_up(self) except *
+    cdef bint release(self) except *
     cdef bint is_in_map(self) noexcept
     cdef void link(self) noexcept
     cdef void unlink(self) noexcept

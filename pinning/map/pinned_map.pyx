@@ -355,7 +355,7 @@ cdef class PinnedMap:
         return hold
 
     cdef check_open(self):
-        self.begin_anew()
+        self.restart()
         if self.closed:
             raise PinningError(f"the map of {self.device} is closed; nothing can be locked or registered in it")
 
@@ -414,7 +414,7 @@ cdef class PinnedMap:
         if not is_one_of(policy, *_POLICIES):
             raise ArgumentError(f"policy is {describe(policy)}; it must be one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
-        self.begin_anew()
+        self.restart()
         if self.closed:
             if chosen == LockMapped.mandatory:
                 self.check_open()
@@ -753,7 +753,7 @@ cdef class PinnedMap:
         with nogil:
             map.give_back_idle(start)
 
-    cdef begin_anew(self):
+    cdef restart(self):
         """In a forked child, once: earlier locks and registrars belong to the parent."""
         if not is_parents(self.made_in):  # a handler that ran before has locked something
             return
@@ -922,9 +922,9 @@ cdef class Hold:
 
         Nothing is unlocked if its region is no longer in the map, even if another one is at the same place.
         """
-        return self.give_up()
+        return self.release()
 
-    cdef bint give_up(self) except *:
+    cdef bint release(self) except *:
         if not self.counted:
             return False
         self.counted = False  # first, so that of two threads only one unlocks
@@ -949,11 +949,11 @@ cdef class Hold:
         if is_in_device_call():
             _orphans.append(self)
         else:
-            self.give_up()
+            self.release()
 
     def __dealloc__(self):
         if self.counted:
-            self.give_up()
+            self.release()
         if self.map is not None:
             self.unlink()
 
@@ -971,7 +971,7 @@ cdef unlock_orphans():
 
 
 cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor: no error can be reported
-    hold.give_up()
+    hold.release()
 
 
 _maps = WeakRegistry()
@@ -980,7 +980,7 @@ _maps = WeakRegistry()
 def _begin_anew_in_child():
     cdef PinnedMap each
     for each in _maps:
-        each.begin_anew()
+        each.restart()
 
 
 def _close_all():

@@ -28,7 +28,7 @@ cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
         Block* add(uint64_t base, uint64_t device_base, uint64_t length) except +
         Block* take(uint64_t size, const CDependencies& before) except +
         void give_back(Block* block) noexcept
-        void settle() noexcept
+        void coalesce() noexcept
         cbool waits() noexcept
         const Segment* idle() noexcept
         Block* claim(const Segment* segment) noexcept
@@ -57,7 +57,7 @@ cdef class Store:
     cdef object last_queue  # a weak reference to one that is surely in `queues`
     cdef unsigned made_in
 
-    cdef int begin_anew(self) except -1
+    cdef int restart(self) except -1
     cdef Block* take(self, size_t place, uint64_t length, const CDependencies& before) except? NULL
     cdef Block* grow(self, size_t place, uint64_t length) except? NULL
     cdef bint has_room(self, uint64_t length) except *
@@ -70,4 +70,4 @@ cdef class Store:
     cdef list watched(self)
     cdef bint poll(self) except *
     cdef bint release(self, uint64_t upto, list errors) except *
-    cdef int give_up(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1
+    cdef int give_back_segment(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1

@@ -140,13 +140,13 @@ cdef class Store:
         self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
         self.zero_initialize, self.read_only = zero_initialize, read_only
         self.made_in = generation() - 1
-        self.begin_anew()
+        self.restart()
 
     def __dealloc__(self):
         for blocks in self.places:
             del blocks
 
-    cdef int begin_anew(self) except -1:
+    cdef int restart(self) except -1:
         """Become empty in a child process after fork, where the memory is the parent's."""
         if not is_parents(self.made_in):
             return 0
@@ -180,27 +180,27 @@ cdef class Store:
 
     @property
     def reserved(self) -> int:
-        self.begin_anew()
+        self.restart()
         return self.reserved_now
 
     @property
     def used(self) -> int:
-        self.begin_anew()
+        self.restart()
         return self.used_now
 
     @property
     def reserved_high(self) -> int:
-        self.begin_anew()
+        self.restart()
         return self.reserved_most
 
     @property
     def used_high(self) -> int:
-        self.begin_anew()
+        self.restart()
         return self.used_most
 
     def reset_high(self) -> None:
         """Reset the high watermarks to what is reserved and used now."""
-        self.begin_anew()
+        self.restart()
         self.reserved_most, self.used_most = self.reserved_now, self.used_now
 
     # ---- allocating ----
@@ -221,7 +221,7 @@ cdef class Store:
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
         submitter.check()
-        self.begin_anew()
+        self.restart()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices
         cdef size_t place = 0
@@ -405,13 +405,13 @@ cdef class Store:
         self.poll()
         for place in range(self.places.size()):
             blocks = self.places[place]
-            blocks.settle()
+            blocks.coalesce()
             refused.clear()
             try:
                 while self.reserved_now > upto and blocks.idle() is not NULL:
                     refused.reserve(refused.size() + 1)
                     try:
-                        self.give_up(place, blocks, blocks.claim(blocks.idle()), refused)
+                        self.give_back_segment(place, blocks, blocks.claim(blocks.idle()), refused)
                         any_at_all = True
                     except PinningError as error:  # others may be accepted nevertheless
                         errors.append(error)
@@ -420,7 +420,7 @@ cdef class Store:
                     blocks.give_back(block)
         return any_at_all
 
-    cdef int give_up(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1:
+    cdef int give_back_segment(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1:
         """Give a claimed segment back to the vendor."""
         cdef bint gone = False
         cdef uint64_t length = block.size
@@ -450,7 +450,7 @@ cdef class Store:
             The vendor refused; the pool still has that memory.
         """
         cdef uint64_t upto = bytes_of(nbytes, "the size to trim to")
-        self.begin_anew()
+        self.restart()
         cdef list errors = []
         self.release(upto, errors)
         if errors:
@@ -470,7 +470,7 @@ cdef class Store:
 
         After an error the pool is open.
         """
-        self.begin_anew()
+        self.restart()
         if self.used_now or self.growing:
             raise StillInUseError(f"{self!r} has {self.used_now + self.growing} bytes in use: free them first")
         self.shut = True

@@ -35,14 +35,14 @@ cdef class Event:
     cdef object lane  # of type Lane; None if it was complete from the start
     cdef readonly object error  # type: BaseException | None
     cdef object traceback
-    cdef bint settled
-    cdef tuple sources  # events of the wait list that were unsettled or had failed
+    cdef bint resolved
+    cdef tuple sources  # events of the wait list that were unresolved or had failed
     cdef uint64_t capture  # the capture that recorded its operation into a graph; 0 if none did
 
     cdef bint known_over(self)
     cdef fail(self, error)
     cdef bint _ask(self, bint block) except *
-    cdef settle(self)
+    cdef resolve(self)
     cdef learn_error(self, bint ask)
     cdef shared_ptr[CVendorEvent] recorded(self) except *
     cdef raise_error(self)

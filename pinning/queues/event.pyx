@@ -49,7 +49,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
 
     def __cinit__(self):
         self.sources = ()
-        self.settled = True  # until it is submitted
+        self.resolved = True  # until it is submitted
 
     def __dealloc__(self):
         if self.native.is_last_user():
@@ -120,14 +120,14 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         PinningError
             The process has forked since the event was submitted.
         """
-        if not self.settled and not self._ask(block=False):
+        if not self.resolved and not self._ask(block=False):
             return False
         self.raise_error()
         return True
 
     def wait(self) -> None:
         """Block this thread, without the GIL, until the operation is complete. Raises as `done`."""
-        if not self.settled:
+        if not self.resolved:
             self._ask(block=True)
         self.raise_error()
 
@@ -172,7 +172,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return vendor
 
     cdef bint _ask(self, bint block) except *:
-        """Whether the operation is over; if so, settle it."""
+        """Whether the operation is over; if so, resolve it."""
         cdef bint over = True
         self.lane.check_process()
         try:
@@ -186,10 +186,10 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         finally:
             self.lane.attend()
         if over:
-            self.settle()
+            self.resolve()
         return over
 
-    cdef settle(self):
+    cdef resolve(self):
         """Learn the outcome of this event, which is over, and first of those it waited for, which are over too."""
         # Without recursion, because the chain can be long.
         cdef list path = [self]
@@ -198,7 +198,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
             event = path[-1]
             if event.error is None:
                 for source in event.sources:
-                    if not source.settled:
+                    if not source.resolved:
                         path.append(source)
                         break
                 if path[-1] is not event:
@@ -209,7 +209,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
                     event.native.forget()
             gone = event.sources  # holds the old value until replaced: see docs/concurrency.md
             event.sources = ()
-            event.settled = True
+            event.resolved = True
             path.pop()
 
     cdef learn_error(self, bint ask):
@@ -273,7 +273,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
             state = "recorded into a graph"
         elif self.error is not None:
             state = f"failed: {self.error!r}"
-        elif self.settled or self.known_over():
+        elif self.resolved or self.known_over():
             state = "over"
         else:
             state = "pending"

@@ -74,7 +74,7 @@ cdef class Graphs:
 
     cdef watch(self):
         if not self.known:
-            pending.know(self)
+            pending.track(self)
             self.known = True
         if not self.watched:
             pending.look_after(self)

@@ -69,7 +69,7 @@ cdef class Lane:
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
     cdef object stream  # the owner of an adopted vendor's queue, kept as long as work may be submitted there
-    cdef object unsettled  # deque of (position, weak reference to an event that holds `sources`)
+    cdef object unresolved  # deque of (position, weak reference to an event that holds `sources`)
     cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
     cdef uint64_t unwatched  # operations at the last call of `unwatch`

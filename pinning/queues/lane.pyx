@@ -83,9 +83,9 @@ cdef class Lane:
         self.vendor, self.device, self.stream = vendor, device, stream
         self.queue = native.vendor
         self.native = make_shared[CLane](dereference(owner), native.owned, ordered, adopted)
-        self.unsettled = deque()
+        self.unresolved = deque()
         self.made_in = generation()
-        pending.know(self)
+        pending.track(self)
 
     def __dealloc__(self):
         with nogil:
@@ -131,9 +131,9 @@ cdef class Lane:
             if own is not NULL or not after.empty() or not self.native.get().submit_at_once(operation, event.native):
                 with nogil:
                     event.native = self.native.get().submit_uncaptured(move(operation), after)
-            event.lane, event.settled = self, False
+            event.lane, event.resolved = self, False
             if event.sources:
-                self.unsettled.append((event.native.position(), PyWeakref_NewRef(event, None)))
+                self.unresolved.append((event.native.position(), PyWeakref_NewRef(event, None)))
         finally:
             if not self.watched and (is_work or keep) and self.native.get().keeps_any():
                 pending.look_after(self)  # in C: Ctrl-C could end a Python function before it has done this
@@ -148,13 +148,13 @@ cdef class Lane:
     # ---- what is kept, and how far the vendor is ----
 
     cpdef attend(self):
-        """Release what finished work has kept. Settle events that are over."""
+        """Release what finished work has kept. Resolve events that are over."""
         cdef Event event
         release_dropped()
         # Otherwise they hold those that they wait for, and these theirs, for ever if the last one is never queried.
-        while self.unsettled and self.unsettled[0][0] <= self.reached_upto():
-            event = self.unsettled.popleft()[1]()
-            if event is not None and not event.settled:
+        while self.unresolved and self.unresolved[0][0] <= self.reached_upto():
+            event = self.unresolved.popleft()[1]()
+            if event is not None and not event.resolved:
                 event._ask(False)
 
     def uses(self, thing):

@@ -67,7 +67,7 @@ def _is_busy(lane: Lane) -> bool:
 look_after: partial[None] = partial(process.look_after, _is_busy)
 
 
-def know(lane: Lane) -> None:
+def track(lane: Lane) -> None:
     """Add a new lane."""
     _lanes.add(lane)
 

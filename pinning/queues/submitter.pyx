@@ -195,7 +195,7 @@ cdef class Submitter:
         cdef Event wait
         cdef Lane lane
         if waits:
-            event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
+            event.sources = tuple([wait for wait in waits if not wait.resolved or wait.error is not None])
         if self.ordered:
             turn = self.native.get().turn(awaited)
             lane = first
@@ -291,7 +291,7 @@ cdef class Submitter:
             wait = each
             if wait.capture != capture and wait.capture != 0:
                 wait.raise_error()
-            if not wait.settled and wait.known_over():
+            if not wait.resolved and wait.known_over():
                 wait._ask(block=False)
         return waits
 

@@ -113,7 +113,7 @@ cdef class Service:
         self.made_in = generation()
         self.started = self.ended = False
 
-    cdef begin_anew(self):
+    cdef restart(self):
         """Restart in a forked child; does nothing the second time."""
         if is_parents(self.made_in):
             forgotten.append((self.calls, self.due))
@@ -208,7 +208,7 @@ def look_after(function: Callable[..., object], *arguments: object, double pause
     once the program exits, but the arguments are kept until its process ends, because a vendor may still use them. A
     forked child makes none of its parent's calls.
     """
-    looks.begin_anew()  # unless the fork handler has done so
+    looks.restart()  # unless the fork handler has done so
     looks.call(function, arguments, pause)
 
 
@@ -289,8 +289,8 @@ def _after_fork_in_child():
     beginning = 0
     forgotten.append(deferred)
     deferred = {}
-    defers.begin_anew()
-    looks.begin_anew()
+    defers.restart()
+    looks.restart()
     for function in fork_handlers:
         try:
             function()

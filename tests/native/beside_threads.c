@@ -36,13 +36,13 @@ static int enter(char *memory) {
            pinning_unregister(map, memory) == PINNING_OK;
 }
 
-static pinning_status add(void *self, void *ptr, size_t size, void **known_as) {
-    *known_as = ptr;
+static pinning_status add(void *self, void *ptr, size_t size, void **handle) {
+    *handle = ptr;
     return self && size ? PINNING_OK : PINNING_VENDOR_ERROR;
 }
 
-static pinning_status take_back(void *self, void *known_as) {
-    return self && known_as ? PINNING_OK : PINNING_VENDOR_ERROR;
+static pinning_status take_back(void *self, void *handle) {
+    return self && handle ? PINNING_OK : PINNING_VENDOR_ERROR;
 }
 
 static int add_a_registrar(char *memory) {

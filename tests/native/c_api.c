@@ -243,18 +243,18 @@ static struct book {
   pinning_status refuse;
 } book;
 
-static pinning_status book_add(void *self, void *ptr, size_t size, void **known_as) {
+static pinning_status book_add(void *self, void *ptr, size_t size, void **handle) {
   struct book *ours = self;
   EXPECT(vendor.locked.base);  // the vendor locks first
   ++ours->calls;
   if (ours->refuse) return pinning_fail(ours->refuse, "the book is full");
   ours->start = ptr;
   ours->size = size;
-  *known_as = ours;
+  *handle = ours;
   return PINNING_OK;
 }
-static pinning_status book_remove(void *self, void *known_as) {
-  EXPECT(self == known_as && vendor.locked.base);
+static pinning_status book_remove(void *self, void *handle) {
+  EXPECT(self == handle && vendor.locked.base);
   ((struct book *)self)->start = NULL;
   return PINNING_OK;
 }

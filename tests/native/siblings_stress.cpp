@@ -145,8 +145,8 @@ class Book : public pinning::Registrar {
     ++told;
     return reinterpret_cast<void*>(ptr);
   }
-  void remove(void* known_as) override {
-    auto const ptr = reinterpret_cast<Address>(known_as);
+  void remove(void* handle) override {
+    auto const ptr = reinterpret_cast<Address>(handle);
     std::lock_guard const guard(mutex_);
     if (refuse_removals > 0 && refuse_removals-- > 0) throw Refused("remove");
     auto const found = known_.find(ptr);

@@ -261,7 +261,7 @@ void moved_to_where_other_memory_was() {
     long const before = listener.moves;
     void* const to = move(at, 2 * size, 2 * size);
     if (to == nullptr) fail("what is watched has become several mappings");
-    while (!watcher.settled()) std::this_thread::yield();
+    while (!watcher.is_quiet()) std::this_thread::yield();
     expect(listener.moves == before + 1, "a move is missed");
     return to;
   };
@@ -309,7 +309,7 @@ void moved_to_where_other_memory_was() {
   munmap(move(pointer(address(at)) + 5 * page, 3 * page, 3 * page), 3 * page);
   munmap(at, 3 * page);
   munmap(pointer(address(at)) + 9 * page, size - 9 * page);
-  while (!watcher.settled()) std::this_thread::yield();
+  while (!watcher.is_quiet()) std::this_thread::yield();
   expect(listener.moves == before, "a move of memory that is not watched is told");
   watcher.remove(listener);
 }

@@ -85,7 +85,7 @@ class Blocks {
   }
 
   /// Merge free neighbours again, now that more points may be reached.
-  void settle() noexcept {
+  void coalesce() noexcept {
     for (auto const& segment : segments_) {
       for (Block* block = segment->first; block != nullptr; block = block->next) {
         if (block->free) block = merge(block);
@@ -98,7 +98,7 @@ class Blocks {
     return std::any_of(free_.begin(), free_.end(), [](Block const* block) { return !block->after.reached(); });
   }
 
-  /// The largest segment that is free with all its points reached, after `settle` as one block; null if there is none.
+  /// The largest segment that is free with all its points reached, after `coalesce` as one block; null if there is none.
   Segment const* idle() const noexcept {
     Segment const* found = nullptr;
     for (auto const& segment : segments_) {

@@ -124,7 +124,7 @@ class Budget {
     wait_for_room(size, [&] { return fits_without_idle(size); }, [] { return false; });
   }
   /// Return bytes that were reserved and are not, or no longer, locked.
-  void give_up(std::uint64_t size) noexcept { change(locked_, &Shown::locked, 0 - size); }
+  void release(std::uint64_t size) noexcept { change(locked_, &Shown::locked, 0 - size); }
 
   void enter_external(std::uint64_t size) noexcept { change(external_, &Shown::external, size); }
   void leave_external(std::uint64_t size) noexcept { change(external_, &Shown::external, 0 - size); }
@@ -223,7 +223,7 @@ class Budget {
   }
 
   /// In a forked child, where nothing is locked and no map exists yet; a thread of the parent may have held the mutex.
-  void begin_anew() noexcept {
+  void restart() noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
     unsigned const generation = generation_ + 1;
     new (this) Budget(shown_);

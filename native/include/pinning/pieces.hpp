@@ -31,7 +31,7 @@ struct Registered {
 
 /// Add what is locked from `ptr` on to a registrar, in pieces of the size that it takes. If it throws, `registered` has
 /// those that were added.
-inline void tell_registrar(Registrar& registrar, Address ptr, Registered& registered) {
+inline void register_with(Registrar& registrar, Address ptr, Registered& registered) {
   std::uint64_t const size = registered.bytes(), most = registrar.piece() == 0 ? size : registrar.piece();
   registered.registrations.reserve(registered.registrations.size() + (size - 1) / most + 1);
   for (std::uint64_t at = 0; at < size; at += most) {
@@ -41,20 +41,20 @@ inline void tell_registrar(Registrar& registrar, Address ptr, Registered& regist
 }
 
 /// Remove registrations from their registrars, last first. If one throws, `registrations` keeps the rest.
-inline void untell(std::vector<Registration>& registrations) {
+inline void deregister(std::vector<Registration>& registrations) {
   while (!registrations.empty()) {
     Registrar& registrar = *registrations.back().with;
-    registrar.remove(registrations.back().known_as);
+    registrar.remove(registrations.back().handle);
     registrations.pop_back();
     --registrar.uses;
   }
 }
 
 /// The same, without another try: registrations that a registrar refuses to remove are forgotten.
-inline void untell_for_good(std::vector<Registration>& registrations) noexcept {
+inline void deregister_noexcept(std::vector<Registration>& registrations) noexcept {
   while (!registrations.empty()) {
     try {
-      untell(registrations);
+      deregister(registrations);
     } catch (...) {
       --registrations.back().with->uses;
       registrations.pop_back();
@@ -74,7 +74,7 @@ inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) 
 /// Unlock the pieces of a region that starts at `ptr`, last first, after removing them from the registrars. If that
 /// throws, `registered` keeps the pieces that are still locked.
 inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Span> gone) {
-  untell(registered.registrations);
+  deregister(registered.registrations);
   PieceEnds& ends = registered.ends;
   while (!ends.empty()) {
     unlock_piece(*registered.by, ptr + (ends.size() > 1 ? ends[ends.size() - 2] : 0), gone);

@@ -106,7 +106,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// Count one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
   /// NotLocked, also if the memory is gone, or what the locker throws; then the region stays, counted as before.
   void unlock(Address ptr) {
-    if (count_down(ptr, any, false)) return;
+    if (count_down(ptr, any_serial, false)) return;
     throw NotLocked("no locked region holds " + describe(ptr) +
                     "; a lock whose memory was unmapped, moved, discarded or replaced ended with it: lock it again");
   }
@@ -123,7 +123,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// Whether the region of this lock, and its memory, still exist. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
     await_invalidations();
-    std::uint64_t serial = any;
+    std::uint64_t serial = any_serial;
     bool gone = false;
     auto const look = [&](Record const& record) {
       gone = (record.flags.load(std::memory_order_acquire) & Record::invalidated) != 0;
@@ -134,9 +134,9 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   /// The serial of the region around `ptr`, as in a `Hold`, also while it is half unlocked; 0 if there is none.
   std::uint64_t serial_at(Address ptr) const noexcept {
-    std::uint64_t serial = none;
+    std::uint64_t serial = no_serial;
     auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
-    return table_.find(ptr, look).has_value() ? serial : none;
+    return table_.find(ptr, look).has_value() ? serial : no_serial;
   }
 
   /// Enter memory that its owner has pinned: lookups find it, and this map never unlocks it. It is not a lock, so no
@@ -178,7 +178,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Coherence wanted = Coherence::unknown);
 
   /// `unlock` without a vendor call or waiting; false if it needs the vendor, or a thread is changing the map.
-  bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
+  bool try_unlock(Address ptr) { return try_count_down(ptr, any_serial, false); }
   /// The same for one lock, also if it is the last and makes the region idle. `keep` as for `unlock`.
   bool try_unlock(Hold const& hold, bool keep = false) { return try_count_down(hold.ptr, hold.serial, keep); }
 
@@ -274,7 +274,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
   static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // every vendor takes this much in one call
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
-  static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
+  static constexpr std::uint64_t no_serial = 0, any_serial = ~std::uint64_t{0};  // no region's serial
 
   static bool contains(Pinned const& pinned, Address ptr, std::uint64_t size) noexcept {
     return pagetable::Region{pinned.base, pinned.size, 0}.contains(ptr, size);
@@ -303,7 +303,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     LockOptions options;
     Pieces* pieces;                  // null: only if the vendor need not lock anything
     Coherence coherence = Coherence::unknown;  // what the locker gives for these options
-    std::uint64_t confirmed = none;  // serial of the external region that the vendor has reported as still pinned
+    std::uint64_t confirmed = no_serial;  // serial of the external region that the vendor has reported as still pinned
     std::exception_ptr already_pinned{}, undo_refused{};  // what the vendor threw
   };
 
@@ -335,7 +335,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return table_.value(region.id).serial.load(std::memory_order_relaxed);
   }
   bool is(pagetable::Region const& region, std::uint64_t serial) noexcept {
-    return serial == any || serial == serial_of(region);
+    return serial == any_serial || serial == serial_of(region);
   }
   /// Whether it was entered with what the vendor reports now.
   bool is(pagetable::Region const& region, Pinned const& pinned) noexcept {
@@ -414,10 +414,10 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   // ---- map/registrars.hpp ----
 
-  class Told;
-  void tell_all(Address start, Registered& registered);
+  class RegistrarPins;
+  void register_with_all(Address start, Registered& registered);
   // With the mutex:
-  void tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
+  void register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
   bool has(Registrar const& registrar) const noexcept;
   std::unique_ptr<Registrar> take_out(Registrar& registrar) noexcept;
   void take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar);
@@ -429,7 +429,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   Hold lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
-  void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
+  void release_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
   // With the mutex:
   std::optional<Hold> count_existing(Address ptr, std::uint64_t size, Coherence wanted,
                                      std::uint64_t confirmed) noexcept;
@@ -444,7 +444,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   // Called without the mutex, hold it at the end unless they return a lock:
   std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                    std::optional<Pinned>& pinned);
-  void give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt);
+  void roll_back(std::unique_lock<std::mutex>& guard, Attempt& attempt);
 
   // ---- map/unlocking.hpp ----
 
@@ -454,8 +454,8 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
   std::uint64_t unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record,
                                State before, bool idle);
-  bool settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
-  void settle_as(Record& record, State state) noexcept;
+  bool await_outcomes(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
+  void set_state(Record& record, State state) noexcept;
   void leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept;
   void end_growth(Address start) noexcept;
 
@@ -475,7 +475,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   pagetable::PageTable<Record> table_;
   RegionStarts starts_;
   mutable std::mutex mutex_;
-  std::condition_variable settled_;
+  std::condition_variable state_changed_;
   AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock
   std::vector<std::unique_ptr<Registrar>> registrars_;
   std::atomic<bool> any_registrars_ = false;

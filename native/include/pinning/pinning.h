@@ -176,10 +176,10 @@ typedef struct pinning_registrar {
   void *self;         /* passed to both; unique among the registrars of a map */
   const char *name;   /* for errors; may be null */
   size_t piece;       /* the most bytes that `add` takes at once; 0: any */
-  /* Register memory that is locked; `known_as` receives the argument for `remove`. */
-  pinning_status (*add)(void *self, void *ptr, size_t size, void **known_as);
+  /* Register memory that is locked; `handle` receives the argument for `remove`. */
+  pinning_status (*add)(void *self, void *ptr, size_t size, void **handle);
   /* Undo that, before the memory is unlocked. If it fails, the next try to unlock calls it again. */
-  pinning_status (*remove)(void *self, void *known_as);
+  pinning_status (*remove)(void *self, void *handle);
 } pinning_registrar;
 
 /*

@@ -28,12 +28,12 @@ inline bool is_parents(unsigned made_in) noexcept { return made_in != generation
 /// runtime/process.pyx.
 enum class Subsystem : std::uint8_t { status, budget, watch, devices, maps, copies, queues, tool, none };
 
-/// Have `begin_anew` called in the child of each fork from now on; each subsystem has one function, which may be set
+/// Have `restart` called in the child of each fork from now on; each subsystem has one function, which may be set
 /// again. It must not rely on any lock being free, nor on a structure that a lock guards being consistent.
-PINNING_API void at_fork(Subsystem subsystem, void (*begin_anew)()) noexcept;
+PINNING_API void at_fork(Subsystem subsystem, void (*restart)()) noexcept;
 
 /// The one object of its type, which is made when first needed and never destroyed. With a `subsystem`, a child restarts
-/// it by its `begin_anew`, or forgets it if it has none. No thread waits for another that is making it, because a child
+/// it by its `restart`, or forgets it if it has none. No thread waits for another that is making it, because a child
 /// without that thread would wait forever: if several threads make one, the first to finish sets it.
 template <class T, Subsystem subsystem = Subsystem::none>
 class Only {
@@ -44,17 +44,17 @@ class Only {
   template <class Make>
   static T& get(Make&& make) {
     if (T* const known = if_made()) return *known;
-    if constexpr (subsystem != Subsystem::none) at_fork(subsystem, begin_anew);
+    if constexpr (subsystem != Subsystem::none) at_fork(subsystem, restart);
     auto one = make();
     T* first = nullptr;
     return made_.compare_exchange_strong(first, one.get()) ? *one.release() : *first;
   }
 
  private:
-  static void begin_anew() {
+  static void restart() {
     T* const one = if_made();
-    if constexpr (requires { one->begin_anew(); }) {
-      if (one != nullptr) one->begin_anew();
+    if constexpr (requires { one->restart(); }) {
+      if (one != nullptr) one->restart();
     } else {
       made_.store(nullptr);
     }

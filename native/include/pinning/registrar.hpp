@@ -23,7 +23,7 @@ class Registrar {
 
   /// Undo the `add` that returned this handle. The memory is still locked, unless it has been unmapped. If it throws,
   /// it can be called again.
-  virtual void remove(void* known_as) = 0;
+  virtual void remove(void* handle) = 0;
 
   /// Registrations, and threads about to use it; counted by the map, which destroys it only when this is 0.
   std::atomic<std::size_t> uses = 0;
@@ -32,7 +32,7 @@ class Registrar {
 /// The registration of a range, or of a piece of it.
 struct Registration {
   Registrar* with;
-  void* known_as;
+  void* handle;
 };
 
 }  // namespace pinning

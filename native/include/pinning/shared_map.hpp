@@ -28,7 +28,7 @@ struct pinning_map {
 
   /// In a forked child: construct an empty map at the same address, because the locks belong to the parent. The fork
   /// can no longer fail, so if there is no memory, `map` and `mapped` are null and every lock is refused.
-  void begin_anew() noexcept {
+  void restart() noexcept {
     if (map == nullptr) return;
     map->abandon();
     try {

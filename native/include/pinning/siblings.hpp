@@ -71,7 +71,7 @@ class Siblings {
   };
 
   /// In a forked child, before it has a map: construct again, because a thread of the parent may have held the mutex.
-  void begin_anew() noexcept { new (this) Siblings; }
+  void restart() noexcept { new (this) Siblings; }
 
  private:
   std::mutex mutex_;

@@ -90,9 +90,9 @@ class Watcher {
 
   /// Whether listeners have been notified of all memory that is gone by now, also by a call of another thread that has
   /// not returned but whose addresses may already be in use again.
-  virtual bool settled() noexcept = 0;
+  virtual bool is_quiet() noexcept = 0;
   /// Wait until that is so for the memory in [ptr, ptr + size), whatever happens to other memory.
-  virtual void await_settled(Address ptr, std::uint64_t size) noexcept = 0;
+  virtual void await_quiet(Address ptr, std::uint64_t size) noexcept = 0;
 
   /// Why the kernel does not report what `watch` asks for; empty if it does.
   virtual std::string problem() = 0;

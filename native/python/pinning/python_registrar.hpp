@@ -18,15 +18,15 @@ class PythonRegistrar : public Registrar {
   void* add(Address ptr, std::uint64_t size) override {
     PythonCall const during;
     if (registrar_ == nullptr) return Py_NewRef(Py_None);
-    PyObject* const known_as = PyObject_CallMethod(registrar_, "_add", "KK", static_cast<unsigned long long>(ptr),
+    PyObject* const handle = PyObject_CallMethod(registrar_, "_add", "KK", static_cast<unsigned long long>(ptr),
                                                    static_cast<unsigned long long>(size));
-    if (known_as == nullptr) throw_raised();
-    return known_as;
+    if (handle == nullptr) throw_raised();
+    return handle;
   }
 
-  void remove(void* known_as) override {
+  void remove(void* handle) override {
     PythonCall const during;
-    auto* const known = static_cast<PyObject*>(known_as);
+    auto* const known = static_cast<PyObject*>(handle);
     if (registrar_ != nullptr) {
       call_for_good([&] { return PyObject_CallMethod(registrar_, "_remove", "O", known); });
     }

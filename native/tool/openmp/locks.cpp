@@ -210,11 +210,11 @@ bool Locks::is_changing(Range const& range) const noexcept {
 /// Release the locks that a range crosses, once nothing changes there; those of the program's own only if
 /// `requested_too`. Returns what is left: the lock that contains it, or those that stay in its way.
 std::vector<Range> Locks::cleared(Guard& guard, Range const& range, bool requested_too) {
-  for (bool settled = false, tried = false;;) {
+  for (bool waited = false, tried = false;;) {
     await(guard, range);
     if (map() == nullptr) return {};
-    if (!settled && map()->is_changing(range.start, range.size())) {  // by others, or for the budget
-      settled = true;
+    if (!waited && map()->is_changing(range.start, range.size())) {  // by others, or for the budget
+      waited = true;
       change(guard, {range}, [] {}, [&] { map()->await_changes(range.start, range.size()); });
       continue;
     }

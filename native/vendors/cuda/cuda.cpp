@@ -182,7 +182,7 @@ class CudaDevice : public VendorDevice {
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true}; }  // the driver has no other kind
   Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
-  void after_fork() override { siblings_of<CudaDevice>().begin_anew(); }
+  void after_fork() override { siblings_of<CudaDevice>().restart(); }
 
   // ---- memory ----
 

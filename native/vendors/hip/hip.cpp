@@ -108,7 +108,7 @@ class HipDevice : public VendorDevice {
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &siblings_of<HipDevice>(); }
-  void after_fork() override { siblings_of<HipDevice>().begin_anew(); }
+  void after_fork() override { siblings_of<HipDevice>().restart(); }
 
   // ---- memory ----
 

@@ -198,7 +198,7 @@ void PageLocks::unlock(Address ptr, Span gone) {
   };
   int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
   // `try_move` must still find the counts of memory that moved just before.
-  if (gone.start < gone.end) process_watcher().await_settled(range.start, range.size);
+  if (gone.start < gone.end) process_watcher().await_quiet(range.start, range.size);
   if (code != 0) {
     each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some may be unlocked by now
       lock_pages(start, end);
@@ -318,7 +318,7 @@ void PageLocks::drain_invalidations() {
     }
     unlock_moved(moved);
     // It may have moved again just before, and the watcher's reader may not have reported that yet.
-    process_watcher().await_settled(moved.pages.start, moved.pages.end - moved.pages.start);
+    process_watcher().await_quiet(moved.pages.start, moved.pages.end - moved.pages.start);
     std::lock_guard const guard(mutex_);
     auto const all = std::span(moved_).first(moved_count_);
     if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];

@@ -108,7 +108,7 @@ class HsaDevice : public VendorDevice {
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &siblings_of<HsaDevice>(); }
-  void after_fork() override { siblings_of<HsaDevice>().begin_anew(); }
+  void after_fork() override { siblings_of<HsaDevice>().restart(); }
 
   // ---- memory ----
 

@@ -88,8 +88,8 @@ class Watch : public pinning::Watcher {
   void remove(pinning::InvalidationListener&) noexcept override {}
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
-  bool settled() noexcept override { return !has_pending(); }
-  void await_settled(Address, std::uint64_t) noexcept override { await_pending(); }
+  bool is_quiet() noexcept override { return !has_pending(); }
+  void await_quiet(Address, std::uint64_t) noexcept override { await_pending(); }
   void hear_of_calls() noexcept override {}
   void invalidate(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }

@@ -19,7 +19,7 @@ inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record
   if (record.state.load(std::memory_order_relaxed) != State::locked) return false;
   if (record.held.load(std::memory_order_relaxed) != region.size) return false;  // it was cut short
   if (!remember_idle(region.start, record, region.size)) return false;
-  settle_as(record, State::idle);
+  set_state(record, State::idle);
   return true;
 }
 
@@ -63,7 +63,7 @@ inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t numbe
   Record& record = table_.value(table_.find(start)->id);
   forget_idle(record);
   bool const half = record.state.load(std::memory_order_relaxed) == State::half_unlocked;
-  settle_as(record, State::leaving);
+  set_state(record, State::leaving);
   return Claim{start, half};
 }
 

@@ -59,7 +59,7 @@ inline void PinnedMap::drain_invalidations() {
       auto const region = table_.find(range.start);
       if (!region || *region != range || !table_.value(region->id).is_invalidated()) break;
       if (table_.value(region->id).in_transit()) {
-        settled_.wait(guard);
+        state_changed_.wait(guard);
       } else if (!drain(guard, *region)) {
         break;
       }
@@ -74,7 +74,7 @@ inline void PinnedMap::await_invalidations() const noexcept {
 
 /// The same for memory of a range that is gone by now, also by calls in progress on other threads.
 inline void PinnedMap::await_invalidations(Address ptr, std::uint64_t size) const noexcept {
-  if (watcher_ != nullptr) watcher_->await_settled(ptr, size);
+  if (watcher_ != nullptr) watcher_->await_quiet(ptr, size);
 }
 
 inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_t size) noexcept {
@@ -89,7 +89,7 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
     }
     // In this order: a lookup that sees the new `held` sees a state in which the region is not found.
     bool const in_transit = record.in_transit();
-    settle_as(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
+    set_state(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
     record.held.store(part.pack(), std::memory_order_release);
     record.set(Record::invalidated);
     if (in_transit) return;  // the thread that calls the vendor sees the flag
@@ -121,7 +121,7 @@ inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address
   for (auto const& region : table_.overlapping(start, last - start + 1)) {
     Record const& record = table_.value(region.id);
     if (record.is_invalidated() && record.state.load(std::memory_order_relaxed) == State::leaving) {
-      settled_.wait(guard);
+      state_changed_.wait(guard);
     } else if (!drain(guard, region)) {
       continue;
     }

@@ -10,8 +10,8 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
   bool watched = false;
   if (!table_.find(ptr, [&](Record const& record) { watched = record.has(Record::watched); })) return std::nullopt;
   // The memory that is gone may be this region's.
-  if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->has_pending())) return std::nullopt;
-  return count_existing(ptr, size, wanted, none);
+  if (watcher_ != nullptr && (watched ? !watcher_->is_quiet() : watcher_->has_pending())) return std::nullopt;
+  return count_existing(ptr, size, wanted, no_serial);
 }
 
 /// Count one more lock of a region that holds the range. One that others have pinned must be `confirmed`.
@@ -28,7 +28,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
   if (!suits(record.coherence.load(std::memory_order_relaxed), wanted)) return std::nullopt;
   if (state == State::idle) {
     forget_idle(record);
-    settle_as(record, State::locked);
+    set_state(record, State::locked);
     return hold_of(region->id, region->start, ptr);
   }
   std::uint32_t const references = record.references.load(std::memory_order_relaxed);
@@ -53,7 +53,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 // Mutexes
 //   `mutex_` guards every change to the above. It is held for a few hundred nanoseconds, never during a vendor call,
 //   a Python call or a wait. A region whose vendor call is in progress is marked as in transit, claimed by the calling
-//   thread; any other thread that needs the outcome waits on `settled_`. The mutexes of siblings and budget are taken
+//   thread; any other thread that needs the outcome waits on `state_changed_`. The mutexes of siblings and budget are taken
 //   before `mutex_`, the page table's within it. A function that is given `guard` may release the mutex and take it
 //   again, and the table must then be searched again: therefore `acquire` is a loop.
 //
@@ -113,7 +113,7 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
 /// Whether nothing is in the way of the range. Otherwise waits for it, has it unlocked or confirmed, and the caller
 /// must look again; throws if it stays.
 inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
-  if (!settle(guard, request.ptr, request.size) || !drain_beside(guard, request.ptr, request.size)) return false;
+  if (!await_outcomes(guard, request.ptr, request.size) || !drain_beside(guard, request.ptr, request.size)) return false;
   auto const first = first_overlapping(request.ptr, request.size);
   if (!first) return true;
   if (evict(guard, *first) || confirm(guard, *first, request.confirmed)) return false;
@@ -158,11 +158,11 @@ inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>&
     }
     if (take_back(attempt)) pinned = pinned_by_others(request.ptr, request.size);
   } catch (Ended const&) {
-    give_up(guard, attempt);
+    roll_back(guard, attempt);
     if (request.undo_refused) std::rethrow_exception(request.undo_refused);
     throw;
   } catch (...) {
-    give_up(guard, attempt);
+    roll_back(guard, attempt);
     throw;
   }
   guard.lock();
@@ -195,7 +195,7 @@ inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex
   }
   // Other threads may be adopting other parts of it. One of them enters the whole; if each tried the vendor again
   // instead, they would keep each other waiting.
-  while (!settle(guard, pinned.base, pinned.size)) {
+  while (!await_outcomes(guard, pinned.base, pinned.size)) {
   }
   if (auto const first = first_overlapping(pinned.base, pinned.size)) {
     if (is(*first, pinned)) {
@@ -238,7 +238,7 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
                      std::memory_order_release);
   record.coherence.store(facts.coherence, std::memory_order_release);
   if (record.has(external)) budget_.enter_external(held);
-  settle_as(record, state);
+  set_state(record, state);
 }
 
 /// Have the vendor lock a region, one piece after another.
@@ -272,7 +272,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
     if (held == 0) device_ptr = piece_ptr;
     if (piece_ptr != device_ptr + held) throw NotContiguous();
     held += bytes;
-    if (held == attempt.size) tell_all(attempt.start, attempt.ends.mapped());
+    if (held == attempt.size) register_with_all(attempt.start, attempt.ends.mapped());
     auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .coherence = options.coherence}, held);
     pieces.locked(held);
     if (hold) return *hold;
@@ -289,7 +289,7 @@ inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts,
     publish(attempt.id, facts, held, now);
   } else {
     record.held.store(held, std::memory_order_release);
-    settle_as(record, now);
+    set_state(record, now);
   }
   if (now == State::locked) {
     Registered const& registered = attempt.ends.mapped();
@@ -315,10 +315,10 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       attempt.ours = others == 0;
       if (!attempt.ours) {  // if ours, lookups may still find it, with its last lock
         record.references.store(others, std::memory_order_release);
-        give_up_all_but(attempt.ends.mapped().bytes(), attempt);
+        release_all_but(attempt.ends.mapped().bytes(), attempt);
         ends_.insert(std::move(attempt.ends));
       }
-      settle_as(record, attempt.ours ? State::leaving : State::locked);
+      set_state(record, attempt.ours ? State::leaving : State::locked);
       if (!attempt.ours) return false;
     }
     gone = invalidated_part(attempt.start, record);
@@ -328,7 +328,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
   } catch (...) {
     attempt.refused = std::current_exception();
   }
-  give_up_all_but(attempt.ends.mapped().bytes(), attempt);
+  release_all_but(attempt.ends.mapped().bytes(), attempt);
   return attempt.ends.mapped().ends.empty();
 }
 
@@ -341,18 +341,18 @@ inline void PinnedMap::abandon(std::unique_lock<std::mutex>& guard, Attempt& att
   Record& record = table_.value(attempt.id);
   record.references.store(1, std::memory_order_release);
   ends_.insert(std::move(attempt.ends));
-  settle_as(record, State::half_unlocked);
+  set_state(record, State::half_unlocked);
 }
 
 /// Undo a failed lock, and take the mutex.
-inline void PinnedMap::give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
+inline void PinnedMap::roll_back(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
   take_back(attempt);
   guard.lock();
   abandon(guard, attempt);
 }
 
-inline void PinnedMap::give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {
-  if (attempt.reserved > bytes) budget_.give_up(std::exchange(attempt.reserved, bytes) - bytes);
+inline void PinnedMap::release_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {
+  if (attempt.reserved > bytes) budget_.release(std::exchange(attempt.reserved, bytes) - bytes);
 }
 
 }  // namespace pinning

@@ -10,7 +10,7 @@ inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address 
   Watching watching(*this, ptr, size);
   std::unique_lock guard(mutex_);
   for (;;) {
-    if (!settle(guard, ptr, size)) continue;
+    if (!await_outcomes(guard, ptr, size)) continue;
     auto const first = first_overlapping(ptr, size);
     if (!first) break;
     if (!evict(guard, *first)) refuse(ptr, size, *first);

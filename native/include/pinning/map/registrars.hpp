@@ -7,9 +7,9 @@
 namespace pinning {
 
 /// The registrars of a map, none of which is destroyed meanwhile.
-class PinnedMap::Told {
+class PinnedMap::RegistrarPins {
  public:
-  explicit Told(PinnedMap& map) {
+  explicit RegistrarPins(PinnedMap& map) {
     std::lock_guard const guard(map.mutex_);
     all.reserve(map.registrars_.size());
     for (auto const& each : map.registrars_) {
@@ -17,10 +17,10 @@ class PinnedMap::Told {
       all.push_back(each.get());
     }
   }
-  ~Told() {
+  ~RegistrarPins() {
     for (Registrar* const each : all) --each->uses;
   }
-  Told(Told const&) = delete;
+  RegistrarPins(RegistrarPins const&) = delete;
 
   std::vector<Registrar*> all;
 };
@@ -36,7 +36,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   try {
     for (auto const& range : table_.regions()) {
       if (!has(added)) break;
-      tell_of(guard, range, added);
+      register_existing(guard, range, added);
     }
   } catch (...) {
     refused = std::current_exception();
@@ -44,7 +44,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   if (!guard.owns_lock()) guard.lock();
   if (refused) removed = take_out(added);
   --added.uses;
-  settled_.notify_all();
+  state_changed_.notify_all();
   if (!refused) return;
   try {
     if (removed) take_back_all(guard, *removed);
@@ -91,13 +91,13 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
     }
     if (known.empty() && registrar.uses == 0) break;
     if (known.empty()) {  // in use by a thread that is adding it, locking or unlocking
-      settled_.wait(guard);
+      state_changed_.wait(guard);
       continue;
     }
     guard.unlock();
     for (; !known.empty(); known.pop_back()) {
       try {
-        registrar.remove(known.back().known_as);
+        registrar.remove(known.back().handle);
       } catch (...) {
         if (!first_error) first_error = std::current_exception();
       }
@@ -110,16 +110,16 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
 }
 
 /// Add a region that is in transit to all registrars; `registered` has what was added, also if one of them throws.
-inline void PinnedMap::tell_all(Address start, Registered& registered) {
+inline void PinnedMap::register_with_all(Address start, Registered& registered) {
   if (!any_registrars_) return;
-  Told const told(*this);
-  for (Registrar* const each : told.all) tell_registrar(*each, start, registered);
+  RegistrarPins const pins(*this);
+  for (Registrar* const each : pins.all) register_with(*each, start, registered);
 }
 
 /// Add an existing region to a registrar that lacks it. Meanwhile the mutex is released, and a lock in the region held.
-inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range,
+inline void PinnedMap::register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range,
                                Registrar& registrar) {
-  while (!settle(guard, range.start, range.size)) {
+  while (!await_outcomes(guard, range.start, range.size)) {
   }
   auto const region = table_.find(range.start);
   if (!region || *region != range) return;
@@ -128,13 +128,13 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
   auto known = ends_.find(region->id);
   if (known != ends_.end() && known->second.has(registrar)) return;
   bool const was_idle = record.state.load(std::memory_order_relaxed) == State::idle;
-  auto const hold = count_existing(region->start, 1, Coherence::unknown, none);
+  auto const hold = count_existing(region->start, 1, Coherence::unknown, no_serial);
   if (!hold) return;
-  Registered told{{record.held.load(std::memory_order_relaxed)}, &locker_};
+  Registered added{{record.held.load(std::memory_order_relaxed)}, &locker_};
   guard.unlock();
   std::exception_ptr refused;
   try {
-    tell_registrar(registrar, region->start, told);
+    register_with(registrar, region->start, added);
   } catch (...) {
     refused = std::current_exception();
   }
@@ -142,16 +142,16 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
   auto const now = table_.find(region->start);
   if (now && serial_of(*now) == hold->serial && Record::is_shown(record.state.load(std::memory_order_relaxed))) {
     try {
-      known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;
+      known = ends_.try_emplace(region->id, Registered{added.ends, added.by}).first;
       auto& all = known->second.registrations;
-      all.insert(all.end(), told.registrations.begin(), told.registrations.end());
-      told.registrations.clear();
+      all.insert(all.end(), added.registrations.begin(), added.registrations.end());
+      added.registrations.clear();
     } catch (std::bad_alloc const&) {
       refused = std::current_exception();
     }
   }
   guard.unlock();
-  untell_for_good(told.registrations);  // if it is gone meanwhile
+  deregister_noexcept(added.registrations);  // if it is gone meanwhile
   unlock(*hold, was_idle);
   guard.lock();
   if (refused) std::rethrow_exception(refused);

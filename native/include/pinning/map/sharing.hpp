@@ -67,7 +67,7 @@ inline bool PinnedMap::shares(Address start) {
 
 inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
   std::unique_lock guard(mutex_);
-  settle(guard, ptr, size);
+  await_outcomes(guard, ptr, size);
 }
 
 /// `claim_range` with siblings; nullopt if the caller must look again.
@@ -101,7 +101,7 @@ inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request
     std::unique_lock guard(mutex_);
     if (first_overlapping(found.start, found.size)) {
       claim.end();
-      if (!settle(guard, found.start, found.size)) return std::nullopt;
+      if (!await_outcomes(guard, found.start, found.size)) return std::nullopt;
       auto const first = first_overlapping(found.start, found.size);
       if (first) make_way_around(guard, request, found.start, found.size, *first);
       return std::nullopt;
@@ -136,7 +136,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
   try {
     Watching watching(*this, start, size);
     Address const device_ptr = device_ptr_of(start, registered);
-    tell_all(start, registered);
+    register_with_all(start, registered);
     std::lock_guard const guard(mutex_);
     watching.becomes(entered.id);
     if (table_.value(entered.id).is_invalidated()) refuse_invalidated(start, size);
@@ -149,7 +149,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
     Record& record = table_.value(entered.id);
     record.references.store(1, std::memory_order_release);
     ends_.insert(std::move(entered.registered));
-    settle_as(record, State::leaving);
+    set_state(record, State::leaving);
     try {
       unlock_claimed(guard, *region, record, State::half_unlocked, false);
     } catch (...) {  // it is half unlocked

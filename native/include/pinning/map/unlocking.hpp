@@ -15,13 +15,13 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
     Record& record = table_.value(region->id);
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
     if (record.in_transit() && !(record.is_growing() && references > 1)) {
-      settled_.wait(guard);
+      state_changed_.wait(guard);
       continue;
     }
     if (record.is_invalidated()) {
       if (record.state.load(std::memory_order_relaxed) == State::invalidated) {
         drain(guard, *region);
-      } else if (serial == any) {  // the vendor has refused before: an unlock by address reports its error
+      } else if (serial == any_serial) {  // the vendor has refused before: an unlock by address reports its error
         unlock_last(guard, *region, record);
         return true;
       }
@@ -34,12 +34,12 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
     } else if (record.has(external)) {
       leave(guard, *region);
     } else if (record.has(Record::shared)) {
-      settle_as(record, State::leaving);
+      set_state(record, State::leaving);
       if (siblings_have(guard, *region, record)) {
         unlock_claimed(guard, *region, record, State::locked, false);
         return true;
       }
-      settle_as(record, record.is_invalidated() ? State::invalidated : State::locked);
+      set_state(record, record.is_invalidated() ? State::invalidated : State::locked);
       continue;  // no sibling has it
     } else if (make_idle(*region, record)) {
       guard.unlock();
@@ -80,7 +80,7 @@ inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetabl
   State const before = record.state.load(std::memory_order_relaxed);
   bool const idle = record.is_idle();
   forget_idle(record);
-  settle_as(record, State::leaving);
+  set_state(record, State::leaving);
   unlock_claimed(guard, region, record, before, idle);
 }
 
@@ -94,7 +94,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   bool const shared = record.has(Record::shared);
   guard.unlock();
   try {
-    if (kept) untell(kept.mapped().registrations);
+    if (kept) deregister(kept.mapped().registrations);
     if (shared && leave_to_siblings(guard, region, record)) return 0;
     Budget::Unlocking const unlocking(budget_);
     try {
@@ -104,10 +104,10 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
         unlock_piece(locker_, region.start, gone);
       }
     } catch (...) {
-      if (kept) budget_.give_up(bytes - kept.mapped().bytes());
+      if (kept) budget_.release(bytes - kept.mapped().bytes());
       throw;
     }
-    budget_.give_up(bytes);
+    budget_.release(bytes);
   } catch (...) {
     guard.lock();
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
@@ -118,7 +118,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
       if (!as_before) record.references.store(0, std::memory_order_release);
       remember_idle(region.start, record, left);
     }
-    settle_as(record, as_before ? before : State::half_unlocked);
+    set_state(record, as_before ? before : State::half_unlocked);
     throw;
   }
   guard.lock();
@@ -129,7 +129,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
 /// Remove the region from the table. If it is watched, end that first, with the mutex released meanwhile.
 inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept {
   Record& record = table_.value(region.id);
-  settle_as(record, State::leaving);
+  set_state(record, State::leaving);
   if (record.has(Record::watched)) {
     guard.unlock();
     watcher_->unwatch(region.start, region.size);
@@ -141,7 +141,7 @@ inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Reg
     invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
   }
   if (record.has(external)) budget_.leave_external(region.size);
-  settle_as(record, State::leaving);
+  set_state(record, State::leaving);
 }
 
 inline void PinnedMap::clear(bool wait) {
@@ -152,7 +152,7 @@ inline void PinnedMap::clear(bool wait) {
     if (wait) {
       do {
         end_growth(range.start);
-      } while (!settle(guard, range.start, range.size));
+      } while (!await_outcomes(guard, range.start, range.size));
     }
     auto region = table_.find(range.start);
     if (!region || *region != range) continue;
@@ -178,12 +178,12 @@ inline void PinnedMap::end_growth(Address start) noexcept {
 /// Whether no vendor call is in progress in the range, or due for an invalidated region; otherwise waits for it or
 /// makes it, and must be called again. A growing region has grown by one piece then; one that does not contain the
 /// range is skipped, because the range is refused anyway.
-inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
+inline bool PinnedMap::await_outcomes(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
   for (auto const& region : table_.overlapping(ptr, size)) {
     Record const& record = table_.value(region.id);
     if (record.is_growing() && !region.contains(ptr, size)) continue;
     if (record.in_transit()) {
-      settled_.wait(guard);
+      state_changed_.wait(guard);
     } else if (!drain(guard, region)) {
       continue;
     }
@@ -194,7 +194,7 @@ inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, 
 
 inline bool PinnedMap::changed_since(std::uint64_t changes, Address ptr, std::uint64_t size) {
   std::unique_lock guard(mutex_);
-  while (!settle(guard, ptr, size) && changes_ == changes) {
+  while (!await_outcomes(guard, ptr, size) && changes_ == changes) {
   }
   return changes_ != changes;
 }
@@ -207,17 +207,17 @@ inline bool PinnedMap::is_changing(Address ptr, std::uint64_t size) const {
 inline void PinnedMap::await_changes(Address ptr, std::uint64_t size) {
   await_invalidations();
   std::unique_lock guard(mutex_);
-  while (!settle(guard, ptr, size)) {
+  while (!await_outcomes(guard, ptr, size)) {
   }
 }
 
-inline void PinnedMap::settle_as(Record& record, State state) noexcept {
+inline void PinnedMap::set_state(Record& record, State state) noexcept {
   State const before = record.state.load(std::memory_order_relaxed);
   record.state.store(state, std::memory_order_release);
   size_.store(size_.load(std::memory_order_relaxed) + Record::is_shown(state) - Record::is_shown(before),
               std::memory_order_relaxed);
   changes_.store(changes_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-  settled_.notify_all();
+  state_changed_.notify_all();
 }
 
 }  // namespace pinning
