@@ -31,7 +31,7 @@ from pinning.locking.devices import default_device, pinned_map, pinned_maps
 from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
-from pinning.runtime.arguments import byte_count, describe, integer, seconds
+from pinning.runtime.arguments import byte_count, describe, flag, integer, seconds
 from pinning.runtime.process import WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
@@ -83,8 +83,8 @@ class Arena(Space):
     ArgumentError
         An invalid name, `huge_pages` or device, or `create` or `part` without a name.
     LockLimitError
-        The memory, the control group, a limit on locks or the file system of shared memory has not enough left. The
-        message has the figures. No page has been touched.
+        The memory, the control group, a limit on locks, the file system of shared memory or the pool of huge pages has
+        not enough left. The message has the figures. No page has been touched.
     PinningError
         Such huge pages are not available; the name is taken, or does not exist.
     PluginUnavailableError
@@ -151,6 +151,9 @@ class Arena(Space):
             raise ArgumentError("create is for arenas with a name, which processes share: give name=")
         if part is not None and name is None:
             raise ArgumentError("part is for arenas with a name, which processes share: give name=")
+        flag(shared, "shared")
+        if create is not None:
+            flag(create, "create")
         self.name = name
         self.devices: tuple[Device, ...] = _devices(devices)
         self.unit: int | None = None if unit is None else byte_count(unit, "unit")
@@ -219,6 +222,8 @@ class Arena(Space):
 
         Raises
         ------
+        InvalidRangeError
+            It is closed, or has fewer than `nbytes` bytes.
         TimeoutError
             It takes longer.
         LockLimitError
@@ -232,9 +237,10 @@ class Arena(Space):
         end = None if patience is None else time.monotonic() + patience
         if self._is_parents:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
+        self._check()
         if any(each.stopped for each in list(self._parts)):
             self._alone(self._resume)  # Ctrl-C ended a `close` before it could resume the locking
-        upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0)
+        upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0, most=self._own_bytes())
         for each in list(self._parts):
             if each.start >= upto:
                 break
@@ -269,7 +275,7 @@ class Arena(Space):
         """
         self._check()
         last = integer(ptr, "ptr", "an address") + byte_count(size, "size") - self.ptr
-        self.wait(min(max(last - self.part.start, 0), self.maximum))
+        self.wait(min(max(last - self.part.start, 0), self._own_bytes()))
         if self.devices or device is not None:
             region = pinned_map(self.devices[0] if device is None else device).find(ptr, size)
             if region is not None:
@@ -393,7 +399,7 @@ class Arena(Space):
         Empty if nothing is in memory yet, or if the kernel does not report it, as in some containers.
         """
         self._check()
-        return numa.placement(self.ptr + self.part.start, self._end_of_part() - self.part.start)
+        return numa.placement(self.ptr + self.part.start, self._own_bytes())
 
     def fileno(self) -> int:
         """The descriptor of its memory, which another process can map.
@@ -408,8 +414,9 @@ class Arena(Space):
             raise PinningError(f"{self!r} is not shared: make it with shared=True or a name")
         return self._segment.fileno()
 
-    def _end_of_part(self) -> int:
-        return self.nbytes if self._whole_is_ours else self.part.stop
+    def _own_bytes(self) -> int:
+        """How many bytes this process's part has."""
+        return int((self.nbytes if self._whole_is_ours else self.part.stop) - self.part.start)
 
     # ---- the end ----
 

@@ -70,10 +70,7 @@ def _of_hugetlb(size: int, maximum: int, name: str | None, shared: bool) -> Memo
         )
     needed = up(size, HUGE_PAGE)
     remedy = f"echo {needed // HUGE_PAGE} | sudo tee /proc/sys/vm/nr_hugepages, or huge_pages='try'"
-    try:
-        check(needed, Room("the pool of huge pages (hugetlb)", *_hugetlb_pool(), remedy))
-    except LockLimitError as error:
-        raise PinningError(str(error)) from None
+    check(needed, Room("the pool of huge pages (hugetlb)", *_hugetlb_pool(), remedy))
     segment = Segment.unnamed(up(maximum, HUGE_PAGE), True) if shared else None
     return _mapped(size, maximum, HUGE_PAGE, HUGE_PAGE, segment, None)
 

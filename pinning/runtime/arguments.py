@@ -36,6 +36,13 @@ def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
     raise TypeError(f"{name} is {describe(value)}; it must be an integer, {what}")
 
 
+def flag(value: bool, name: str) -> bool:
+    """Check a bool; TypeError for anything else, because a string such as "off" would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {describe(value)}; it must be True or False")
+    return value
+
+
 def byte_count(
     value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = _BYTES, most: int = MOST_BYTES
 ) -> int:

@@ -346,12 +346,22 @@ def test_closed_it_has_nothing(device: FakeDevice) -> None:
         arena.asarray,
         lambda: arena.ptr,
         arena.placement,
+        arena.wait,
+        lambda: asyncio.run(awaited(arena)),
     ):
         with pytest.raises(InvalidRangeError, match="closed"):
             use()
 
 
 # ---- growing ----
+
+
+def test_more_than_it_has_is_not_waited_for(device: FakeDevice) -> None:
+    with Arena(1000, device, grow=9 << 20) as arena:
+        with pytest.raises(InvalidRangeError, match="nbytes is 1001; it must lie between 0 and 1000"):
+            arena.wait(1001)
+        arena.grow(500)
+        arena.wait(1500, timeout=WAIT)
 
 
 def test_it_grows_in_its_place(device: FakeDevice) -> None:
@@ -438,6 +448,8 @@ def test_addresses_that_are_not_to_be_had(device: FakeDevice) -> None:
         ({"name": "x", "part": slice(0, SIZE + 1)}, InvalidRangeError, "part is"),
         ({"name": "x", "part": slice(0, 10, 2)}, InvalidRangeError, "part is"),
         ({"devices": "nobody:0"}, ArgumentError, "nobody:0"),
+        ({"shared": "no"}, TypeError, "shared is 'no'; it must be True or False"),
+        ({"name": "x", "create": "no"}, TypeError, "create is 'no'"),
     ],
 )
 def test_what_cannot_be(device: FakeDevice, options: dict[str, object], error: type[Exception], says: str) -> None:
@@ -449,7 +461,7 @@ def test_huge_pages_that_nobody_has_set_aside(device: FakeDevice) -> None:
     pool = int(Path("/proc/meminfo").read_text().partition("HugePages_Total:")[2].split()[0])
     if pool:
         pytest.skip("needs a machine without a pool of huge pages")
-    with pytest.raises(PinningError, match="nr_hugepages"):
+    with pytest.raises(LockLimitError, match="nr_hugepages"):
         Arena(SIZE, device, huge_pages="hugetlb")
     with Arena(SIZE, device, huge_pages="try") as arena:
         arena.wait(timeout=WAIT)
