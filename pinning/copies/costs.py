@@ -8,12 +8,22 @@ the driver's own pageable copy is as fast or faster, because waking threads cost
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pinning.queues.links import Links
+from pinning.errors import InvalidRangeError
+from pinning.queues.links import Links, named_links
 from pinning.queues.staging import default_limits
+from pinning.runtime.arguments import MOST_BYTES, describe, integer
 
 MIB = 1 << 20
 _DEFAULT = default_limits()
+_MOST_THREADS = 1 << 10
+_UNITS = {
+    "threads": ("threads", _MOST_THREADS),
+    "threads_to_device": ("threads", _MOST_THREADS),
+    "threads_to_host": ("threads", _MOST_THREADS),
+    "kernel_from_items": ("items", MOST_BYTES),
+}  # of the others: bytes
 
 
 @dataclass
@@ -53,6 +63,13 @@ class Costs:
     links : {"own", "idle"} or devices
         As in `pinning.Queue`, for all queues that are made without it; of devices that are named here, each queue uses
         those other than its own.
+
+    Raises
+    ------
+    TypeError, InvalidRangeError, ArgumentError
+        A value is no number of bytes, threads or items, is negative, or no such links: the field keeps its value.
+    AttributeError
+        There is no such field.
     """
 
     stage_to_device: int = _DEFAULT["stage_to_device"]
@@ -67,6 +84,18 @@ class Costs:
     kernel_from_items: int = _DEFAULT["kernel_from_items"]
     kernel_to_bytes: int = _DEFAULT["kernel_to_bytes"]
     links: Links = "own"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"there is no cost {name!r}; there are {', '.join(self.__dataclass_fields__)}")
+        if name == "links":
+            value = named_links(value)
+        else:
+            unit, most = _UNITS.get(name, ("bytes", MOST_BYTES))
+            value = integer(value, name, f"a number of {unit}")
+            if not 0 <= value <= most:
+                raise InvalidRangeError(f"{name} is {describe(value)}; it must lie between 0 and {most}, in {unit}")
+        super().__setattr__(name, value)
 
     def stages(self, size: int, to_device: bool) -> bool:
         """Whether a pageable range of `size` bytes is worth staging."""

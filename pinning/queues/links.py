@@ -18,6 +18,17 @@ _FORMS = "'own', 'idle', or a list of devices such as ['cuda:1']"
 Chosen = Literal["own", "idle"] | tuple[MemoryDevice, ...]
 
 
+def named_links(links: Links) -> Literal["own", "idle"] | tuple[Device | str, ...]:
+    """Check the form of `links`; TypeError, or ArgumentError for a string other than ``"own"`` and ``"idle"``."""
+    if isinstance(links, str):
+        if links == "own" or links == "idle":
+            return "own" if links == "own" else "idle"
+        raise ArgumentError(f"links is {links!r}; it must be {_FORMS}")
+    if not isinstance(links, Iterable):
+        raise TypeError(f"links is {describe(links)}; it must be {_FORMS}")
+    return tuple(links)
+
+
 def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
     """Check `links` for copies of a device, and look up the devices named.
 
@@ -30,13 +41,10 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
     PluginUnavailableError
         There is no device with one of the names.
     """
-    if isinstance(links, str):
-        if links == "own" or links == "idle":
-            return "own" if links == "own" else "idle"
-        raise ArgumentError(f"links is {links!r}; it must be {_FORMS}")
-    if not isinstance(links, Iterable):
-        raise TypeError(f"links is {describe(links)}; it must be {_FORMS}")
-    named: list[Any] = [devices.device(each) for each in links]
+    given = named_links(links)
+    if isinstance(given, str):
+        return given
+    named: list[Any] = [devices.device(each) for each in given]
     names = [each.name for each in named]
     if len(set(names)) < len(names):
         raise PinningError(f"links has each device once, not {', '.join(names)}")
