@@ -28,7 +28,7 @@ from pinning.files.shards import AnyPath
 from pinning.files.snapshot import Parts, snapshot
 from pinning.interop.dtypes import DTYPES, NAMES_OF_NUMPY, NAMES_OF_TORCH
 from pinning.queues import Event, Queue, default_queue
-from pinning.runtime.arguments import describe
+from pinning.runtime.arguments import describe, flag
 
 
 def save_file(
@@ -181,7 +181,7 @@ class _Saving:
     def __init__(
         self, tensors: Mapping[str, Any], path: AnyPath, metadata: Mapping[str, str] | None, fsync: bool
     ) -> None:
-        self._new = Replacement(path, fsync)
+        self._new = Replacement(path, flag(fsync, "fsync"))
         self.target = self._new.target
         if metadata is not None and not isinstance(metadata, Mapping):
             raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")

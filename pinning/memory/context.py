@@ -12,7 +12,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind, MemoryKindLike
-from pinning.runtime.arguments import integer
+from pinning.runtime.arguments import flag, integer
 from pinning.runtime.handles import refuse_copy
 from pinning.runtime.per_device import PerDevice
 
@@ -74,7 +74,7 @@ class Context(Backing):
             A device of the context; its first by default.
         """
         chosen = self.devices[0] if device is None else self.member(device)
-        return self.allocate(chosen, nbytes, kind, alignment, write_combined)
+        return self.allocate(chosen, nbytes, kind, alignment, flag(write_combined, "write_combined"))
 
     def free(self, memory: Allocation | int) -> None:
         """Free an allocation of this context; see `pinning.free`.

@@ -10,12 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from pinning.errors import PinningError
+from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, kind_named
 from pinning.memory.context import Context, default_context
 from pinning.memory.pool_store import Store
 from pinning.plugin import Device, MemoryKind, MemoryKindLike
 from pinning.queues import Event
-from pinning.runtime.arguments import describe
+from pinning.runtime.arguments import describe, flag
 from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import defer
 
@@ -74,7 +75,8 @@ class Pool(Store):
     ) -> None:
         if not isinstance(context, Context):
             context = default_context(context)
-        super().__init__(context, kind, release_threshold, maximum_size, zero_initialize, read_only)
+        zeroed, constant = flag(zero_initialize, "zero_initialize"), flag(read_only, "read_only")
+        super().__init__(context, kind, release_threshold, maximum_size, zeroed, constant)
 
     def __enter__(self) -> Self:
         return self
@@ -115,8 +117,12 @@ class PeerPool(_QuietPool):
         super().__init__(default_context(device), maximum_size=nbytes)
 
 
-def default_pool(device: Device, kind: MemoryKind) -> Pool:
+def default_pool(device: Device | str, kind: MemoryKindLike) -> Pool:
     """The pool of a device's default context for memory of one kind, the same each time."""
+    return _default_pool(device_of_name(device), kind_named(kind))
+
+
+def _default_pool(device: Device, kind: MemoryKind) -> Pool:
     return _default_pools[id(kind)].get(device)  # an enum's own hash takes longer than all else here
 
 
@@ -138,7 +144,7 @@ def alloc_in(
     if kind is not None and not isinstance(kind, MemoryKind):
         kind = kind_named(kind)
     if pool is None:
-        pool = default_pool(queue.device, MemoryKind.DEVICE if kind is None else kind)
+        pool = _default_pool(queue.device, MemoryKind.DEVICE if kind is None else kind)
     elif not isinstance(pool, Pool):
         raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
     elif kind is not None and kind is not pool.kind:

@@ -150,6 +150,8 @@ def test_complete_saves_keep_no_threads(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"arena is 5; it must be a pinning\.Arena"):
         pinning.save_file_async({"a": noise(6)}, tmp_path / "a", arena=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="fsync is 'no'; it must be True or False"):
+        pinning.save_file({"a": noise(6)}, tmp_path / "a", fsync="no")  # type: ignore[arg-type]
     for tensors, path, error in [
         ({"a": [1]}, tmp_path / "a", TypeError),
         ({"a": noise(6).reshape(2, 3).T}, tmp_path / "a", pinning.LayoutError),

@@ -106,6 +106,8 @@ def test_a_size_that_is_no_number(fake: FakeMemoryDevice) -> None:
         pinning.alloc(1.5, device=fake)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sideways"):
         pinning.alloc(1, "sideways", device=fake)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="write_combined is 'no'"):
+        pinning.alloc(1, "host", device=fake, write_combined="no")  # type: ignore[arg-type]
 
 
 def test_a_kind_that_the_device_has_not(fake: FakeMemoryDevice) -> None:

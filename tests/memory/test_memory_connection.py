@@ -93,6 +93,12 @@ def test_the_host_is_in_every_context(pair: tuple[FakeMemoryDevice, FakeMemoryDe
             assert ctypes.string_at(memory.ptr, SIZE) == b"\5" * SIZE
 
 
+@pytest.mark.parametrize("place", [("host",), ("host", "host"), ("host", None, None)])
+def test_a_place_that_is_none(place: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError, match="a place is a device, or a pair"):
+        memory_connection(place, "host")  # type: ignore[arg-type]
+
+
 def test_a_device_that_is_not_in_its_context(pair: tuple[FakeMemoryDevice, FakeMemoryDevice]) -> None:
     one, other = pair
     with Context(one) as context:

@@ -16,6 +16,7 @@ from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue, held_device
 from pinning import (
+    ArgumentError,
     Context,
     Event,
     InvalidRangeError,
@@ -464,6 +465,12 @@ def test_a_device_that_is_full_is_given_back_what_is_free(device: FakeMemoryDevi
         queue.free(large)
 
 
+def test_options_that_are_none(context: Context) -> None:
+    for option in ("zero_initialize", "read_only"):
+        with pytest.raises(TypeError, match=f"{option} is 'no'; it must be True or False"):
+            Pool(context, **{option: "no"})  # type: ignore[arg-type]
+
+
 def test_limits_that_are_none(context: Context) -> None:
     for limits in ({"maximum_size": -1}, {"release_threshold": -1}):
         with pytest.raises(InvalidRangeError, match="is -1; it must lie between 0"):
@@ -639,6 +646,14 @@ def test_on_the_host(kind: MemoryKind) -> None:
             queue.submit(lambda vendor, ptr=memory.ptr: vendor.fill(ptr, b"\7", 5000), (), (memory,))
             queue.free(memory)
         assert pool.reserved == 5120
+
+
+def test_the_default_pool_is_found_by_names() -> None:
+    assert default_pool("host", "device") is default_pool(pinning.device("host"), DEVICE)
+    with pytest.raises(ArgumentError, match="kind is 'cuda:0'"):
+        default_pool("host", "cuda:0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="5 is not a device"):
+        default_pool(5, DEVICE)  # type: ignore[arg-type]
 
 
 def test_the_default_pool(device: FakeMemoryDevice) -> None:
