@@ -13,10 +13,8 @@ from pinning.runtime import main_interpreter as _main_interpreter  # noqa: F401
 
 # isort: split
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagetable import include_dir as _pagetable_include_dir
 from pinning.budget.limits import Budget, budget, give_back_idle
 from pinning.copies import (
     Copy,
@@ -53,19 +51,18 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
-from pinning.locking.devices import PluginReport, default_device, device, devices, pinned_map, plugins
+from pinning.locking.devices import default_device, device, devices, pinned_map, plugins
 from pinning.locking.lock import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.locking.lock_async import PendingLock, lock_async
-from pinning.locking.mapped import lock_mapped, unlock_unmapped
-from pinning.map import pinned_map as _native
-from pinning.map.pinned_map import PinnedMap, Region, Registrar
-from pinning.memory import Allocation, AllocationInfo, Context, Pool, alloc, free, memory_connection, memory_info
-from pinning.plugin import Device, MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
+from pinning.map.pinned_map import PinnedMap, Region
+from pinning.memory import Allocation, Context, Pool, alloc, free, memory_connection, memory_info
+from pinning.plugin import MemoryConnection, MemoryKind, PinnedInfo
 from pinning.queues import Event, Queue
 from pinning.runtime.buffers import Buffer
 
 if TYPE_CHECKING:
     from pinning import arrays as arrays
+    from pinning import build as build
     from pinning import cuda_core as cuda_core
     from pinning import cupy as cupy
     from pinning import dask as dask
@@ -73,23 +70,19 @@ if TYPE_CHECKING:
     from pinning import numba as numba
     from pinning import ray as ray
     from pinning import torch as torch
-    from pinning.arena import Arena, ArenaAllocation
-    from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file, save_file_async
+    from pinning.arena import Arena
+    from pinning.files import copy_file, copy_file_async, load_file, save_file, save_file_async
 
 __all__ = [
     "Allocation",
-    "AllocationInfo",
     "AlreadyPinnedError",
     "Arena",
-    "ArenaAllocation",
     "ArgumentError",
     "Budget",
     "Buffer",
     "Context",
     "Copy",
-    "Device",
     "Event",
-    "FileCopy",
     "FileError",
     "FileFormatError",
     "GraphCaptureError",
@@ -98,7 +91,6 @@ __all__ = [
     "Lock",
     "LockLimitError",
     "MemoryConnection",
-    "MemoryInfo",
     "MemoryKind",
     "NotLockedError",
     "OutOfMemoryError",
@@ -107,20 +99,17 @@ __all__ = [
     "PinnedInfo",
     "PinnedMap",
     "PinningError",
-    "PluginReport",
     "PluginUnavailableError",
     "Pool",
     "PoolLimitError",
     "Queue",
     "Region",
-    "Registrar",
     "RegistrarError",
     "StillInUseError",
     "StillLockedError",
     "VendorError",
     "alloc",
     "budget",
-    "cmake_dir",
     "copy",
     "copy_2d",
     "copy_2d_async",
@@ -141,35 +130,28 @@ __all__ = [
     "find",
     "free",
     "give_back_idle",
-    "include_dirs",
     "is_locked",
-    "library_dirs",
     "load_file",
     "lock",
     "lock_async",
-    "lock_mapped",
     "locked",
     "memory_connection",
     "memory_info",
     "pinned_map",
-    "pkgconfig_dir",
     "plugins",
     "regions",
     "save_file",
     "save_file_async",
     "unlock",
-    "unlock_unmapped",
 ]
 
 
 # Imported on first access: some import another library, and many programs need none of them.
-_ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
+_ON_DEMAND = {"arena", "arrays", "build", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
-    **dict.fromkeys(("Arena", "ArenaAllocation"), "pinning.arena"),
-    **dict.fromkeys(
-        ("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file", "save_file_async"), "pinning.files"
-    ),
+    "Arena": "pinning.arena",
+    **dict.fromkeys(("copy_file", "copy_file_async", "load_file", "save_file", "save_file_async"), "pinning.files"),
 }
 
 
@@ -194,28 +176,3 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name as one o
 def __dir__() -> list[str]:
     own = ("__all__", "__doc__", "__file__", "__name__", "__path__", "__version__")
     return sorted({*__all__, *_ON_DEMAND, *_PARTS, *own})
-
-
-def _installed() -> Path:
-    """The folder that contains the native modules and everything else that is built."""
-    return Path(_native.__file__).parents[1]
-
-
-def include_dirs() -> list[Path]:
-    """The folders to give a compiler for ``<pinning/pinned_map.hpp>`` in C++ and ``<pinning/pinning.h>`` in C."""
-    return [_installed() / "include", _pagetable_include_dir()]
-
-
-def library_dirs() -> list[Path]:
-    """The folder to give a linker for ``-lpinning``, and to put into a program's run path."""
-    return [_installed() / "lib"]
-
-
-def cmake_dir() -> Path:
-    """The folder to give CMake's ``find_package(pinning)`` as ``pinning_DIR``."""
-    return library_dirs()[0] / "cmake" / "pinning"
-
-
-def pkgconfig_dir() -> Path:
-    """The folder to put into ``PKG_CONFIG_PATH``, for ``pkg-config --cflags --libs pinning``."""
-    return library_dirs()[0] / "pkgconfig"

@@ -15,13 +15,13 @@ def _version() -> object:
 def _cmake_dir() -> object:
     import pinning
 
-    return pinning.cmake_dir()
+    return pinning.build.cmake_dir()
 
 
 def _pkgconfig_dir() -> object:
     import pinning
 
-    return pinning.pkgconfig_dir()
+    return pinning.build.pkgconfig_dir()
 
 
 ANSWERS: dict[str, Callable[[], object]] = {

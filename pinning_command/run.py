@@ -89,7 +89,7 @@ def library() -> str:
     if not os.path.isfile(path):  # an editable installation has it elsewhere
         import pinning
 
-        path = str(pinning.library_dirs()[0] / LIBRARY)
+        path = str(pinning.build.library_dirs()[0] / LIBRARY)
     if not os.path.isfile(path):
         raise CannotRunError(f"{path} is missing: reinstall pinning", 1)
     if not may_be_preloaded(path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pinning import library_dirs
+from pinning.build import library_dirs
 from pinning.plugin import native
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ PINNING = (
     "arena",
     "arrays",
     "files",
-    "cuda_core cupy dask nixl numba ray torch",  # the drop-ins
+    "build cuda_core cupy dask nixl numba ray torch",  # paths for compilers, and the drop-ins
     "__init__",
     "cli conformance",
     "__main__",

@@ -3,8 +3,8 @@
  * What a compiler makes of a few OpenMP constructs, with the runtime in mapping.c. The "device" is the host: memory
  * that only copies and the kernel access. With a vendor's `allocate` and `release` instead, "host:0" becomes "cuda:0".
  *
- *     cc $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))') *.c -lpinning \
- *        $(python -c 'import pinning; print(*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.library_dirs()))') -o program
+ *     cc $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.build.include_dirs()))') *.c -lpinning \
+ *        $(python -c 'import pinning; print(*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.build.library_dirs()))') -o program
  */
 #include <stdio.h>
 #include <stdlib.h>

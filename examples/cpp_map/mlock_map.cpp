@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pinned map in C++ alone, over mlock.
 //
-//   c++ -std=c++20 $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))') mlock_map.cpp -pthread
+//   c++ -std=c++20 $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.build.include_dirs()))') mlock_map.cpp -pthread
 #include <sys/mman.h>
 
 #include <cerrno>

@@ -22,7 +22,7 @@ from pinning.cli.machine import description, fit, lock_limit, tightest_memory
 from pinning.cli.output import Step
 from pinning.cli.units import size as bytes_text
 from pinning.interop.memory_of import host_buffer
-from pinning.locking.devices import is_host, unused
+from pinning.locking.devices import PluginReport, is_host, unused
 from pinning.machine import numa, topology
 from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, cgroup_memory, system_memory
@@ -160,7 +160,7 @@ def measure(step: Step) -> dict[str, list[CopyRow]]:
     return measured
 
 
-def _plugin(report: pinning.PluginReport) -> PluginRow:
+def _plugin(report: PluginReport) -> PluginRow:
     row = PluginRow(report.name, None, [each.name for each in report.devices], report.problem, [])
     if not isinstance(report.plugin, DescribedPlugin):
         return row

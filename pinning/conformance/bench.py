@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pinning import Device
 from pinning.conformance.faults import Faults, each_failure, nothing
 from pinning.conformance.memory import PAGE, Pages
+from pinning.plugin import Device
 
 
 class Bench:

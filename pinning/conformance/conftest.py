@@ -10,12 +10,12 @@ from importlib.metadata import entry_points
 import pytest
 
 import pinning
-from pinning import Device, LockLimitError, PinnedMap, PinningError
+from pinning import LockLimitError, PinnedMap, PinningError
 from pinning.conformance.allocations import Allocations
 from pinning.conformance.faults import Faults
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
-from pinning.plugin import ENTRY_POINT_GROUP, CopyDevice, MemoryDevice, Plugin, VendorQueue
+from pinning.plugin import ENTRY_POINT_GROUP, CopyDevice, Device, MemoryDevice, Plugin, VendorQueue
 
 FAILED = pytest.StashKey[bool]()
 

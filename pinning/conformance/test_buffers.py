@@ -13,8 +13,9 @@ import numpy
 import pytest
 
 import pinning
-from pinning import Buffer, Device, PinningError
+from pinning import Buffer, PinningError
 from pinning.conformance.memory import PAGE
+from pinning.plugin import Device
 
 CONTENTS = bytes(range(256)) * (4 * PAGE // 256)
 

@@ -10,11 +10,11 @@ import numpy
 import pytest
 
 import pinning
-from pinning import Device, MemoryKind, PinningError
+from pinning import MemoryKind, PinningError
 from pinning.conformance.faults import Faults, eventually
 from pinning.conformance.memory import has
 from pinning.copies import trim_staging
-from pinning.plugin import MemoryDevice
+from pinning.plugin import Device, MemoryDevice
 
 SIZE = (3 << 20) + 5
 

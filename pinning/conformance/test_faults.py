@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pinning
-from pinning import Device, MemoryKind, PinnedMap, PinningError, VendorError
+from pinning import MemoryKind, PinnedMap, PinningError, VendorError
 from pinning.conformance.bench import Bench
 from pinning.conformance.faults import Faults
 from pinning.conformance.memory import PAGE, has
-from pinning.plugin import CoarseDevice, CopyDevice, MemoryDevice
+from pinning.plugin import CoarseDevice, CopyDevice, Device, MemoryDevice
 
 kinds: pytest.MarkDecorator = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pinning
-from pinning import Device, MemoryConnection, MemoryKind, PinningError
+from pinning import MemoryConnection, MemoryKind, PinningError
 from pinning.conformance.faults import Faults
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages, has
 from pinning.conformance.processes import refusals
-from pinning.plugin import MemoryDevice, MemoryInfo
+from pinning.plugin import Device, MemoryDevice, MemoryInfo
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 

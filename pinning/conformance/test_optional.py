@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 import pinning
-from pinning import Device, PinnedMap, PinningError
+from pinning import PinnedMap, PinningError
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
-from pinning.plugin import AutomaticLocking, CoarseDevice, CopyDevice, LimitedDevice
+from pinning.plugin import AutomaticLocking, CoarseDevice, CopyDevice, Device, LimitedDevice
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from pinning import Device, PinningError, PluginUnavailableError, VendorError
-from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin, Plugin, UncertainDevice
+from pinning import PinningError, PluginUnavailableError, VendorError
+from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin, Device, Plugin, UncertainDevice
 
 
 def test_it_locks_memory_or_is_known_to_refuse(

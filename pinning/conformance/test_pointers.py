@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pinning import Device, PinnedInfo, PinningError
+from pinning import PinnedInfo, PinningError
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
+from pinning.plugin import Device
 
 
 def page_start(ptr: int) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 import pinning
-from pinning import Device, PinningError
+from pinning import PinningError
 from pinning.conformance.faults import Faults
 from pinning.conformance.memory import PAGE, Pages
 from pinning.conformance.processes import in_fork, refusals
-from pinning.plugin import CopyDevice, Plugin
+from pinning.plugin import CopyDevice, Device, Plugin
 
 
 def test_a_child_holds_nothing_of_its_parent(locking: Device) -> None:

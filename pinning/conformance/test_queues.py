@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from pinning import Device, MemoryKind, PinningError, device
+from pinning import MemoryKind, PinningError, device
 from pinning.conformance.allocations import DATA, FREE, LIBC, Allocations
 from pinning.conformance.faults import Faults, eventually
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
-from pinning.plugin import MemoryDevice, VendorQueue
+from pinning.plugin import Device, MemoryDevice, VendorQueue
 from pinning.plugin.native import NativeDevice
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE

@@ -20,6 +20,8 @@ from pinning.plugin import AutomaticLocking, Device
 from pinning.runtime.buffers import Buffer
 from pinning.runtime.settings import chosen
 
+__all__ = ["lock_mapped", "unlock_unmapped"]
+
 Policy = Literal["off", "on", "mandatory"]
 
 

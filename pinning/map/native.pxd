@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ pinned map, for Cython. Compile with the folders of ``pinning.include_dirs()``."""
+"""The C++ pinned map, for Cython. Compile with the folders of ``pinning.build.include_dirs()``."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t

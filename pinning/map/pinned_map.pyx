@@ -384,7 +384,7 @@ cdef class PinnedMap:
     def lock_mapped(
         self, ptr: int, size: int, policy: Literal["off", "on", "mandatory"], read_only: bool | None = None
     ) -> int | None:
-        """Lock a range that a runtime maps, as `policy` says; `pinning.lock_mapped` has the rules.
+        """Lock a range that a runtime maps, as `policy` says; `pinning.locking.mapped.lock_mapped` has the rules.
 
         Parameters
         ----------

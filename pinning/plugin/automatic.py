@@ -24,7 +24,7 @@ class AutomaticLocking(NamedDevice):
     def lock_mapped(self, buffer: object, size: int | None = None) -> int | None:
         """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says.
 
-        See `pinning.lock_mapped`.
+        See `pinning.locking.mapped.lock_mapped`.
 
         Parameters
         ----------

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import pinning
 from fake_device import FakeDevice
 from machine_steps import steps
-from pinning import Arena, ArenaAllocation, PoolLimitError, StillInUseError, StillLockedError, VendorError
+from pinning import Arena, PoolLimitError, StillInUseError, StillLockedError, VendorError
+from pinning.arena import ArenaAllocation
 from pinning.runtime.process import run_deferred
 
 WAIT = 60

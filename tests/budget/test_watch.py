@@ -363,8 +363,13 @@ def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None
         ).stdout
 
     other, frees = (compiled(f"{name}.so", f"{name}.cpp", "-shared", "-fPIC") for name in ("other", "frees"))
-    folder = pinning.library_dirs()[0]
-    pinned = [*(f"-I{each}" for each in pinning.include_dirs()), f"-L{folder}", f"-Wl,-rpath,{folder}", "-lpinning"]
+    folder = pinning.build.library_dirs()[0]
+    pinned = [
+        *(f"-I{each}" for each in pinning.build.include_dirs()),
+        f"-L{folder}",
+        f"-Wl,-rpath,{folder}",
+        "-lpinning",
+    ]
     for name, where in {"anywhere": ["-fPIE", "-pie"], "fixed": ["-fno-pie", "-no-pie"]}.items():
         program = compiled(name, "calls.cpp", *where, *pinned)
         own = compiled(f"{name}_own", "calls.cpp", "-DOWN", *where, *pinned)

@@ -26,9 +26,9 @@ from pinning_command.run import library
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 NATIVE = ROOT / "tests" / "native"
-INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
-LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.library_dirs())]
-LINKED += [f"-Wl,-rpath,{folder}" for folder in pinning.library_dirs()]
+INCLUDES = [f"-I{folder}" for folder in pinning.build.include_dirs()]
+LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.build.library_dirs())]
+LINKED += [f"-Wl,-rpath,{folder}" for folder in pinning.build.library_dirs()]
 
 
 def compiler() -> str:
@@ -412,13 +412,14 @@ for broken in [(8192, 10), (ptr + 9999, 0)]:
 
 def test_automatic_locks_are_one_account() -> None:
     assert child("""
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 os.environ["PINNING_LOCK_MAPPED"] = "on"
 native = c_api.Map("host:0")
-pinning.lock_mapped(memory, device="host")
+lock_mapped(memory, device="host")
 native.lock_mapped(ptr, 10000, c_api.OFF)
 print(native.find(ptr).references)
 native.unlock_unmapped(ptr)
-pinning.unlock_unmapped(memory, device="host")
+unlock_unmapped(memory, device="host")
 print(native.find(ptr))
 """).split() == ["2", "None"]
 

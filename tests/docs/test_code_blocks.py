@@ -65,7 +65,7 @@ def test_no_block_has_a_file_in_a_folder_of_all_users() -> None:
 def test_cpp(tmp_path: Path) -> None:
     ((_, text),) = blocks("cpp")
     (tmp_path / "example.cpp").write_text(text + "int main() { return !example(); }\n")
-    folders = [f"-I{folder}" for folder in pinning.include_dirs()]
+    folders = [f"-I{folder}" for folder in pinning.build.include_dirs()]
     compiler = tool("c++", "apt-get install g++")
     run(compiler, "-std=c++20", *folders, "example.cpp", "-pthread", "-o", "example", folder=tmp_path)
     run(tmp_path / "example", folder=tmp_path)
@@ -77,7 +77,7 @@ def test_cython(tmp_path: Path) -> None:
     ((_, text),) = blocks("cython")
     (tmp_path / "example.pyx").write_text(text)
     run(sys.executable, "-m", "cython", "-3", "--cplus", "-I", ROOT, "example.pyx", folder=tmp_path)
-    folders = [f"-I{folder}" for folder in pinning.include_dirs()]
+    folders = [f"-I{folder}" for folder in pinning.build.include_dirs()]
     include = run(
         sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('include'))", folder=tmp_path
     ).strip()

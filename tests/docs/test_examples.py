@@ -41,7 +41,7 @@ def test_cpp_with_cmake(package: Installed, tmp_path: Path) -> None:
 def test_cpp_map_without_python(package: Installed, tmp_path: Path) -> None:
     needs_room_to_lock(2 << 20)
     compiler = tool("c++", "apt-get install g++")
-    say_folders = 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))'
+    say_folders = 'import pinning; print(*(f"-I{d}" for d in pinning.build.include_dirs()))'
     source = EXAMPLES / "cpp_map" / "mlock_map.cpp"
     assert say_folders in source.read_text()
     folders = package.run("-c", say_folders, folder=tmp_path).split()
@@ -60,8 +60,8 @@ def test_c_runtime(package: Installed, tmp_path: Path) -> None:
     program = EXAMPLES / "c_runtime" / "program.c"
     options = []
     for named in (
-        '*(f"-I{d}" for d in pinning.include_dirs())',
-        '*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.library_dirs())',
+        '*(f"-I{d}" for d in pinning.build.include_dirs())',
+        '*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.build.library_dirs())',
     ):
         say = f"import pinning; print({named})"
         assert say in program.read_text()
@@ -187,7 +187,7 @@ def test_plugin_of_a_third_party(package: Installed, tmp_path: Path) -> None:
     program = """
 import numpy, pinning
 assert "fake" in [report.name for report in pinning.plugins()]
-assert isinstance(pinning.device("fake"), pinning.Device)
+assert isinstance(pinning.device("fake"), pinning.plugin.Device)
 array = numpy.zeros(1000)
 with pinning.lock(array, device="fake") as lock:
     assert lock.device_ptr == array.ctypes.data + 2**52

@@ -27,8 +27,9 @@ import pinning
 import pinning_ur
 from fake_device import Background, FakeDevice
 from folders import PYTHONPATH
-from pinning import ArgumentError, Device, PluginReport, PluginUnavailableError
-from pinning.plugin import ENTRY_POINT_GROUP, LimitedDevice
+from pinning import ArgumentError, PluginUnavailableError
+from pinning.locking.devices import PluginReport
+from pinning.plugin import ENTRY_POINT_GROUP, Device, LimitedDevice
 
 Install = Callable[..., None]
 VENDORS = {"cuda", "hip", "hsa", "ur"}  # whose devices this machine may have

@@ -30,6 +30,7 @@ from pinning import (
     PinningError,
     VendorError,
 )
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import Hold
 from pinning.plugin import LockLimit
@@ -165,7 +166,7 @@ def test_an_address_the_first_bytes_and_a_view_with_gaps(device: FakeDevice) -> 
     ],
 )
 def test_what_is_no_buffer(device: FakeDevice, buffer: object, error: type[Exception]) -> None:
-    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock, pinning.lock_mapped, pinning.unlock_unmapped):
+    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock, lock_mapped, unlock_unmapped):
         with pytest.raises(error):
             attempt(buffer, device=device)  # type: ignore[operator]
     assert device.calls == []

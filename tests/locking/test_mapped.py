@@ -16,6 +16,7 @@ import pytest
 import pinning
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
 from pinning import LockLimitError, PinningError, VendorError
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.map.pinned_map import watch_problem
 from pinning.plugin import LockLimit
 
@@ -47,11 +48,11 @@ def test_the_policy_is_read_at_each_call_and_off_by_default(device: FakeDevice, 
         locks = value is not None and value.lower() in LOCKING
         locked += locks
         expected = address_of(values) + LOCKED_OFFSET if locks else None
-        assert pinning.lock_mapped(values, device=device) == expected
+        assert lock_mapped(values, device=device) == expected
         assert pinning.is_locked(values, device=device) == locks
         assert device.count("data_lock") == len(device.locked) == locked
     for values in arrays:
-        pinning.unlock_unmapped(values, device=device)
+        unlock_unmapped(values, device=device)
     assert device.locked == {}
 
 
@@ -59,7 +60,7 @@ def test_the_policy_is_read_at_each_call_and_off_by_default(device: FakeDevice, 
 def test_a_value_that_is_none_is_an_error(device: FakeDevice, policy: Any, value: str) -> None:
     policy(value)
     with pytest.raises(PinningError, match=f"PINNING_LOCK_MAPPED.*{value!r}.*off, on or mandatory.*unset"):
-        pinning.lock_mapped(np.zeros(1), device=device)
+        lock_mapped(np.zeros(1), device=device)
     with pytest.raises(PinningError, match=f"{value!r}.*'mandatory'"):
         pinning.pinned_map(device).lock_mapped(BASE, SIZE, value)  # type: ignore[arg-type]
     assert device.calls == []
@@ -69,15 +70,15 @@ def test_addresses_sizes_and_read_only_buffers(device: FakeDevice, policy: Any) 
     policy("on")
     values, constant = np.zeros(100), bytes(100)
     start = address_of(values)
-    pinning.lock_mapped((start, 10), device=device)
+    lock_mapped((start, 10), device=device)
     assert device.locked == {start: 10}
-    pinning.unlock_unmapped(start, device=device)
-    pinning.lock_mapped(values, 20, device=device)
+    unlock_unmapped(start, device=device)
+    lock_mapped(values, 20, device=device)
     assert device.locked == {start: 20}
-    pinning.unlock_unmapped(np.uint64(start), device=device)
-    pinning.lock_mapped(constant, device=device)
+    unlock_unmapped(np.uint64(start), device=device)
+    lock_mapped(constant, device=device)
     assert device.calls[-1].read_only is True
-    pinning.unlock_unmapped(constant, device=device)
+    unlock_unmapped(constant, device=device)
 
 
 # ---- failures ----
@@ -92,7 +93,7 @@ def test_ctrl_c_is_no_refusal(
     policy(value)
     device.fail(error(), calls_before)
     with pytest.raises(error):
-        pinning.lock_mapped(np.zeros(100), device=device)
+        lock_mapped(np.zeros(100), device=device)
 
 
 @pytest.mark.parametrize("value", POLICIES)
@@ -103,12 +104,12 @@ def test_no_room(device: FakeDevice, policy: Any, value: str) -> None:
     device.foreign = {address_of(pinned): 8000}
     if value == "mandatory":
         with pytest.raises(LockLimitError, match="RLIMIT_FAKE"):
-            pinning.lock_mapped(values, device=device)
+            lock_mapped(values, device=device)
     else:
-        assert pinning.lock_mapped(values, device=device) is None
-        assert pinning.lock_mapped(pinned, device=device) == address_of(pinned) + FOREIGN_OFFSET
+        assert lock_mapped(values, device=device) is None
+        assert lock_mapped(pinned, device=device) == address_of(pinned) + FOREIGN_OFFSET
         for each in (values, pinned):
-            pinning.unlock_unmapped(each, device=device)
+            unlock_unmapped(each, device=device)
     assert not device.count("data_lock")
 
 
@@ -119,18 +120,18 @@ def test_each_mapping_is_undone_once_and_those_that_locked_nothing_first(device:
     values = np.zeros(100)
     for value in ("off", "on", "mandatory"):
         policy(value)
-        pinning.lock_mapped(values, device=device)
+        lock_mapped(values, device=device)
     policy("off")
     for left in (2, 1):
-        pinning.unlock_unmapped(values, device=device)
+        unlock_unmapped(values, device=device)
         (region,) = pinning.regions(device)
         assert region.references == left
     device.fail(VendorError("fakeCall", 999, "FAKE_UNKNOWN"))
     with pytest.raises(VendorError):
-        pinning.unlock_unmapped(values, device=device)
-    pinning.unlock_unmapped(values, device=device)
+        unlock_unmapped(values, device=device)
+    unlock_unmapped(values, device=device)
     with pinning.lock(values, device=device) as lock:
-        pinning.unlock_unmapped(values, device=device)
+        unlock_unmapped(values, device=device)
         assert lock.held
 
 
@@ -172,12 +173,12 @@ def test_devices_have_the_methods(device: FakeDevice, policy: Any) -> None:
 def test_a_mapped_buffer_is_not_kept_alive(device: FakeDevice, policy: Any) -> None:
     policy("on")
     memory = mmap.mmap(-1, mmap.PAGESIZE)
-    pinning.lock_mapped(memory, device=device)
+    lock_mapped(memory, device=device)
     start = next(iter(pinning.regions(device))).start
     memory.close()
     noticed = watch_problem() is None
     assert len(pinning.regions(device)) == (0 if noticed else 1)
-    pinning.unlock_unmapped(start, device=device)
+    unlock_unmapped(start, device=device)
     with pinning.lock(bytes(10), device=device):  # the next caller unlocks the unmapped region at the device
         pass
     assert device.locked == {}
@@ -188,14 +189,14 @@ def test_a_closed_map(policy: Any, value: str) -> None:
     other = FakeDevice("fake:closing")
     values = np.zeros(100)
     policy("on")
-    pinning.lock_mapped(values, device=other)
+    lock_mapped(values, device=other)
     pinning.pinned_map(other).close()
     assert other.locked == {}
     policy(value)
     if value == "mandatory":
         with pytest.raises(PinningError, match="closed"):
-            pinning.lock_mapped(values, device=other)
+            lock_mapped(values, device=other)
     else:
-        assert pinning.lock_mapped(values, device=other) is None
-    pinning.unlock_unmapped(values, device=other)
+        assert lock_mapped(values, device=other) is None
+    unlock_unmapped(values, device=other)
     assert other.wrong == []

@@ -19,6 +19,7 @@ from child_process import run_as_ordinary_user, run_in_child
 from pinning.budget import checks as module
 from pinning.budget.checks import WORTH_A_LOOK, check_room
 from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import LockLimit, PinnedInfo
 from pinning_host import plugin
@@ -228,8 +229,8 @@ def locked_in_the_background(memory: mmap.mmap) -> None:
 
 
 def locked_as_it_is_mapped(memory: mmap.mmap) -> None:
-    assert pinning.lock_mapped(memory, device="host")
-    pinning.unlock_unmapped(memory, device="host")
+    assert lock_mapped(memory, device="host")
+    unlock_unmapped(memory, device="host")
 
 
 def in_an_arena(memory: mmap.mmap) -> None:

@@ -13,6 +13,7 @@ import pinning
 from fake_device import FakeDevice
 from fake_memory import FakeMemoryDevice
 from pinning import Context, MemoryConnection, PinningError, Queue, memory_connection
+from pinning.plugin import Device
 
 NONE, MIGRATABLE, UNIFIED = MemoryConnection.NONE, MemoryConnection.MIGRATABLE, MemoryConnection.UNIFIED
 SIZE = 100_000
@@ -28,7 +29,7 @@ def pair() -> Iterator[tuple[FakeMemoryDevice, FakeMemoryDevice]]:
         fake.check()
 
 
-def used_there(memory: pinning.Allocation, user: pinning.Device) -> bytes:
+def used_there(memory: pinning.Allocation, user: Device) -> bytes:
     """What a queue of `user` reads at the memory's own address."""
     with pinning.alloc(memory.size, device=user) as own, Queue(user) as queue:
         queue.submit(lambda vendor: vendor.copy(own.ptr, memory.ptr, memory.size), (), (own, memory)).wait()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pinning
 
-TOOL = pinning.library_dirs()[0] / "libpinning_run.so"
+TOOL = pinning.build.library_dirs()[0] / "libpinning_run.so"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "openmp"
 SOURCES = Path(__file__).parent / "sources"
 

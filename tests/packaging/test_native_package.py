@@ -12,7 +12,7 @@ import pytest
 
 from installed import ROOT, Installed, installed, run, tool
 from limits import needs_room_to_lock
-from pinning import library_dirs
+from pinning.build import library_dirs
 
 RUNTIME = ROOT / "examples" / "c_runtime"
 MAP = ROOT / "examples" / "cpp_map" / "mlock_map.cpp"

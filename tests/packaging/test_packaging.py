@@ -156,8 +156,8 @@ import importlib.metadata, pagetable, pinning
 print(importlib.metadata.version("pinning"))
 print([report.name for report in pinning.plugins()], [device.name for device in pinning.devices()][-1])
 print(*[pagetable.__file__, pinning.__file__, pagetable.table.__file__, pinning.map.pinned_map.__file__], sep="\\n")
-print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.include_dirs()], sep="\\n")
-print(*[folder / "libpinning.so" for folder in pinning.library_dirs()], sep="\\n")
+print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.build.include_dirs()], sep="\\n")
+print(*[folder / "libpinning.so" for folder in pinning.build.library_dirs()], sep="\\n")
 """
     environment = installed()
     version, plugins, *places = environment.run("-c", program, folder=tmp_path).splitlines()

@@ -23,7 +23,7 @@ import pinning
 from standins.libcuda import DRIVER, includes
 from standins.standin import Driver, MissingError
 
-TOOL = pinning.library_dirs()[0] / "libpinning_run.so"
+TOOL = pinning.build.library_dirs()[0] / "libpinning_run.so"
 SOURCE = Path(__file__).parent / "sources" / "copies.c"
 IN_FLIGHT = SOURCE.with_name("in_flight.c")
 WAYS = ["linked", "dlsym", "default", "proc", "proc1"]

@@ -15,7 +15,7 @@ import pinning
 from standins.libcuda import DRIVER
 from standins.standin import Driver, MissingError
 
-TOOL = pinning.library_dirs()[0] / "libpinning_run.so"
+TOOL = pinning.build.library_dirs()[0] / "libpinning_run.so"
 SOURCE = Path(__file__).parent / "sources" / "lookups.c"
 
 

@@ -20,7 +20,7 @@ from pinning.cli.status import status_of
 from standins.libcuda import DRIVER
 from standins.standin import Driver, MissingError
 
-TOOL = pinning.library_dirs()[0] / "libpinning_run.so"
+TOOL = pinning.build.library_dirs()[0] / "libpinning_run.so"
 PROGRAM = [sys.executable, "-P", str(Path(__file__).parent / "plain_copies.py")]
 MIB = 1 << 20
 # Copies through all pinned blocks more than once.

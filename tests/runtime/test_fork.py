@@ -19,6 +19,7 @@ from child_process import run_in_child
 from fake_device import WAIT, FakeDevice
 from folders import SUPPORT
 from pinning import Arena, PendingLock, PinningError
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.plugin import Device
 
 PAGE = mmap.PAGESIZE
@@ -130,7 +131,7 @@ def test_registrars_and_what_is_locked_are_the_parents(device: Device, monkeypat
     registrar = on.add_registrar(register, lambda ptr: calls.append(("unregister", ptr)))
     memory, mapped = bytearray(SIZE // 2), bytearray(SIZE // 2)
     lock = pinning.lock(memory, device=device)
-    assert pinning.lock_mapped(mapped, device=device)
+    assert lock_mapped(mapped, device=device)
     before = list(calls)
 
     def child() -> None:
@@ -138,13 +139,13 @@ def test_registrars_and_what_is_locked_are_the_parents(device: Device, monkeypat
             device.locked.clear()  # the child's vendor has locked nothing
         assert "removed" in repr(registrar)
         assert not lock.held
-        pinning.unlock_unmapped(mapped, device=device)
+        unlock_unmapped(mapped, device=device)
         with pinning.lock(memory, device=device) as own:
             assert own.held
             lock.unlock()
             assert own.held
-        assert pinning.lock_mapped(mapped, device=device)
-        pinning.unlock_unmapped(mapped, device=device)
+        assert lock_mapped(mapped, device=device)
+        unlock_unmapped(mapped, device=device)
         registrar.remove()
         assert (len(on), calls) == (0, before)
         on.close()
@@ -154,7 +155,7 @@ def test_registrars_and_what_is_locked_are_the_parents(device: Device, monkeypat
     assert lock.held
     assert calls == before
     lock.unlock()
-    pinning.unlock_unmapped(mapped, device=device)
+    unlock_unmapped(mapped, device=device)
     registrar.remove()
     assert len(calls) == 4
 

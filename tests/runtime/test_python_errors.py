@@ -38,7 +38,7 @@ def test_every_exception_of_c_plus_plus(tmp_path: Path) -> None:
         pytest.skip("needs Python's headers: apt-get install python3-dev")
     source, library = tmp_path / "throws.cpp", tmp_path / "throws.so"
     source.write_text(THROWS)
-    folders = [sysconfig.get_path("include"), *pinning.include_dirs()]
+    folders = [sysconfig.get_path("include"), *pinning.build.include_dirs()]
     options = ["-std=c++20", "-shared", "-fPIC", "-pthread", *(f"-I{folder}" for folder in folders)]
     run(cxx, *options, source, "-o", library, folder=tmp_path)
     throw = ctypes.PyDLL(str(library))["raise"]

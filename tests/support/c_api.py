@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pinning
 from pinning.copies import CopyPath, Reason
 
-HEADER = (pinning.include_dirs()[0] / "pinning" / "pinning.h").read_text()
+HEADER = (pinning.build.include_dirs()[0] / "pinning" / "pinning.h").read_text()
 STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("enum pinning_status PINNING_ENUM {")[2].partition("}")[0])
-INCLUDES = pinning.include_dirs()[0] / "pinning"
-LIBRARY = pinning.library_dirs()[0] / "libpinning.so.0"
+INCLUDES = pinning.build.include_dirs()[0] / "pinning"
+LIBRARY = pinning.build.library_dirs()[0] / "libpinning.so.0"
 
 OFF, ON, MANDATORY = range(3)
 

@@ -2,8 +2,8 @@
 /*
  * The pinned map for C: locks host memory once per device, however many callers need it; lookups take nanoseconds.
  *
- *     cc -I$(python -c 'import pinning; print(pinning.include_dirs()[0])') program.c \
- *        -L$DIR -Wl,-rpath,$DIR -lpinning  where DIR is $(python -c 'import pinning; print(pinning.library_dirs()[0])')
+ *     cc -I$(python -c 'import pinning; print(pinning.build.include_dirs()[0])') program.c \
+ *        -L$DIR -Wl,-rpath,$DIR -lpinning  where DIR is $(python -c 'import pinning; print(pinning.build.library_dirs()[0])')
  *
  * It needs C99 or C++11. docs/abi.md says what stays the same from release to release.
  *

@@ -39,7 +39,7 @@ def test_the_driver_does_not_hear_of_what_is_refused(standin: StandIn, case: Cas
 
 
 def test_a_batch_of_the_c_interface_is_refused(case: Case) -> None:
-    library = ctypes.CDLL(str(next(pinning.library_dirs()[0].glob("libpinning.so.*"))))
+    library = ctypes.CDLL(str(next(pinning.build.library_dirs()[0].glob("libpinning.so.*"))))
     map_of_gpu, copy = ctypes.c_void_p(), ctypes.c_void_p()
     assert library.pinning_map_open(ctypes.byref(map_of_gpu), b"cuda:0") == 0
     dsts, srcs = (ctypes.c_void_p * 1)(case.memory.ptr), (ctypes.c_void_p * 1)(case.locked.ctypes.data)

@@ -13,12 +13,13 @@ import pytest
 import pinning
 from pinning import MemoryKind, arrays
 from pinning.memory import default_pool
+from pinning.plugin import Device
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def gpu(real_gpu: pinning.Device) -> Iterator[pinning.Device]:
+def gpu(real_gpu: Device) -> Iterator[Device]:
     yield real_gpu
     gc.collect()
     arrays.synchronize(real_gpu)

@@ -16,6 +16,7 @@ import pytest
 
 import pinning
 from pinning import AlreadyPinnedError, PartialOverlapError, PinnedInfo, PinnedMap, StillLockedError, VendorError
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.plugin import CopyDevice
 
 SIZE = (8 << 20) + 1000
@@ -297,14 +298,14 @@ def test_automatic_locking_that_is_off_tracks_it(
 ) -> None:
     monkeypatch.setenv("PINNING_LOCK_MAPPED", "off")
     vendors, plain = vendor_range(theirs.ptr), noise()
-    assert pinning.lock_mapped(plain, device=gpu) is None
-    found = pinning.lock_mapped((theirs.ptr + 9, 100), device=gpu)
+    assert lock_mapped(plain, device=gpu) is None
+    found = lock_mapped((theirs.ptr + 9, 100), device=gpu)
     assert found == vendors.device_ptr + (theirs.ptr + 9 - vendors.base)
     (region,) = entered(on)
     assert (region.start, region.size, region.external, region.references) == (vendors.base, vendors.size, True, 1)
-    pinning.unlock_unmapped(plain, device=gpu)
+    unlock_unmapped(plain, device=gpu)
     assert len(entered(on)) == 1
-    pinning.unlock_unmapped(theirs.ptr + 9, device=gpu)
+    unlock_unmapped(theirs.ptr + 9, device=gpu)
     assert entered(on) == []
     assert vendor_range(theirs.ptr) == vendors
 

@@ -26,7 +26,7 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     (work / "harness" / "memory").mkdir(exist_ok=True)
     names = ("olMemRegister.cpp", "olMemMapNotify.cpp")
     tests = [shutil.copy(theirs / name, work / "harness" / "memory") for name in names]
-    include, library = pinning.include_dirs()[0], pinning.library_dirs()[0]
+    include, library = pinning.build.include_dirs()[0], pinning.build.library_dirs()[0]
     options = ["-std=c++20", "-w", f"-I{include}", f"-I{work / 'harness' / 'common'}", *tests, "-o", program]
     libraries = [f"-L{library}", f"-Wl,-rpath,{library}", "-lpinning", "-lgtest", "-lgtest_main", "-pthread"]
     subprocess.run([os.environ.get("CXX", "c++"), *options, *libraries], check=True)

@@ -49,8 +49,8 @@ def _build(checkout: Path, work: Path) -> None:
     flags = ["-std=c++11", "-w", "-O1", "-DHAVE_CONFIG_H", *names, *headers]
     found = [option for each in libraries for option in (f"-L{each / '.libs'}", f"-Wl,-rpath,{each / '.libs'}")]
     compiler = os.environ.get("CXX", "c++")
-    held = ["-shared", "-fPIC", f"-I{pinning.include_dirs()[0]}", IN_PLACE / "ucx/hooks/held.c"]
-    ours = pinning.library_dirs()[0]
+    held = ["-shared", "-fPIC", f"-I{pinning.build.include_dirs()[0]}", IN_PLACE / "ucx/hooks/held.c"]
+    ours = pinning.build.library_dirs()[0]
     linked = [f"-L{ours}", f"-Wl,-rpath,{ours}", "-lpinning", "-o", work / "held.so"]
     subprocess.run(["cc", *held, *linked], check=True)
     subprocess.run(
