@@ -205,7 +205,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
             raise InvalidRangeError(f"{ptr:#x} lies within {there!r}: free it by its first byte")
         found = there
     if context is not None and found.context is not context:
-        raise InvalidRangeError(f"{found!r} is not owned by {context!r}, but by {found.context!r}")
+        raise InvalidRangeError(f"{found!r} is not owned by {context!r}, but by another, {found.context!r}: name none")
     found.free()
 
 

@@ -322,7 +322,8 @@ def _handle_of(stream: object) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if not callable(protocol):
         raise TypeError(
-            f"{describe(stream)} is not a queue: neither a pinning.Queue nor an object with __cuda_stream__"
+            f"{describe(stream)} is not a queue: neither a pinning.Queue nor an object with __cuda_stream__; "
+            "pinning.Queue(device) makes one"
         )
     version, handle = protocol()
     if version != 0:
