@@ -55,9 +55,13 @@ def found_on_device(obj: Any) -> View | None:
         return None
     if getattr(obj, "__cuda_array_interface__", None) is not None:
         return as_view(obj, True, None)
-    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in HOST_TYPES:
-        return as_view(obj, True, None)
-    return None
+    if not hasattr(obj, "__dlpack_device__"):
+        return None
+    try:
+        kind, _ = obj.__dlpack_device__()
+    except BufferError:  # it cannot be exported, such as an `Allocation` of kind DEVICE, which has no dtype
+        return None
+    return None if int(kind) in HOST_TYPES else as_view(obj, True, None)
 
 
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:

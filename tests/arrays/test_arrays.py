@@ -1033,8 +1033,9 @@ def test_what_is_an_array_of_a_device(far: FarDevice) -> None:
     assert arrays.is_device_array(there)
     assert arrays.as_device_array(there) is there
     assert arrays.to_device(there) is there
-    for other in (numbers(3), [1], 3, None, "x", int, arrays.DeviceArray):
-        assert not arrays.is_device_array(other)
+    with pinning.alloc(24, device=far) as bytes_of_device:  # without shape and dtype
+        for other in (numbers(3), [1], 3, None, "x", int, arrays.DeviceArray, bytes_of_device):
+            assert not arrays.is_device_array(other)
     with pytest.raises(TypeError, match="to_device"):
         arrays.as_device_array([1])
     with pytest.raises(AttributeError, match="that is for CUDA"):
