@@ -13,6 +13,7 @@ from pinning.copies.plan import CopyPath, Plan, Reason
 from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native
 from pinning.errors import VendorError
 from pinning.locking.devices import pinned_map
+from pinning.machine.populate import check_mapped
 from pinning.plugin import LockLimit, MemoryDevice
 from pinning.queues import Event, Queue
 from pinning.queues.staging import staging_of
@@ -39,9 +40,17 @@ def copy_planned(
     in_turn : bool
         Whether it must not, because pending work may write it.
     """
+    check_addresses((to, size), (origin, size))
     host = to if to.device is None else origin
     attempt = partial(_copy_planned, to, origin, size, queue, wait_for, early, in_turn)
     return resubmitted(attempt, queue.device, lambda: (host.ptr, size))
+
+
+def check_addresses(*ends: tuple[End, int]) -> None:
+    """Raise InvalidRangeError if a bare address is of host memory that is not mapped, on which our threads would fault."""
+    for end, size in ends:
+        if end.owner is None and end.device is None:
+            check_mapped(end.ptr, size)
 
 
 def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callable[[], tuple[int, int]]) -> Copy:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinning.copies.batch import copy_rows_in_turn
-from pinning.copies.copy import resubmitted
+from pinning.copies.copy import check_addresses, resubmitted
 from pinning.copies.ends import End, end_of
 from pinning.copies.work import Copy, RowsCopy, submit_native
 from pinning.errors import InvalidRangeError
@@ -64,6 +64,7 @@ def copy_2d_async(
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
     if to.read_only:
         raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
+    check_addresses(*((end, pitch * (height - 1) + width) for end, pitch in ((to, dst_pitch), (origin, src_pitch))))
     chosen = given or default_queue(to.device or origin.device)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)

@@ -31,9 +31,11 @@ _HUGE_PAGE = 2 << 20
 _THREADS = 4  # more did not help in any measurement
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _IOV_MAX = 1024
+_MS_ASYNC = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.process_vm_readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
 
@@ -173,6 +175,13 @@ def is_resident(ptr: int, size: int) -> bool:
     last = (end - start - _WINDOW) // _PAGE
     windows = (start + last * window // (_WINDOWS - 1) * _PAGE for window in range(_WINDOWS))
     return all(_window_is_resident(window, _WINDOW) for window in windows)
+
+
+def check_mapped(ptr: int, size: int) -> None:
+    """Raise InvalidRangeError if part of a range is not mapped."""
+    start, end = _pages(ptr, size)
+    if _libc.msync(start, end - start, _MS_ASYNC) and ctypes.get_errno() == errno.ENOMEM:  # it does nothing else
+        raise _not_mapped(start, end)
 
 
 def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:

@@ -22,6 +22,7 @@ import pinning
 from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
+from mapped_memory import PAGE, Memory
 from noise import noise
 from pinning import ArgumentError, InvalidRangeError, MemoryKind, PartialOverlapError
 from pinning.copies import Reason, costs
@@ -261,6 +262,20 @@ def test_a_lock_as_an_end_keeps_the_buffer(device: FakeMemoryDevice) -> None:
         assert device.locked == {}
         with pytest.raises(InvalidRangeError, match="copy the buffer itself"):
             pinning.copy_async(there, lock, queue=queue)
+
+
+def test_an_address_of_memory_that_is_gone() -> None:
+    memory, array = Memory(3), noise(3 * PAGE)
+    lock = pinning.lock((memory.ptr, memory.size), device="host")
+    memory.unmap(1)
+    gone: list[tuple[Any, int]] = [(lock, 3), ((memory.ptr, memory.size), 3), ((memory.ptr + PAGE, PAGE), 1)]
+    for each, pages in gone:
+        with pytest.raises(InvalidRangeError, match="not mapped"):
+            pinning.copy(array, each, pages * PAGE)
+        with pytest.raises(InvalidRangeError, match="not mapped"):
+            pinning.copy_2d(each, PAGE, array, PAGE, 8, pages)
+    pinning.copy(memory.ptr, array, PAGE)
+    assert bytes_at(memory.ptr, PAGE) == array[:PAGE].tobytes()
 
 
 def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
