@@ -18,6 +18,7 @@ void Event::make_askable(bool block) {
   if (place_ == nullptr) return;
   Lane& lane = *place_->lane_;
   lane.check();
+  if (block && !is_over()) lane.check_wait();
   auto const is_askable = [&] {
     std::lock_guard const state(lane.state_);
     return place_->vendor_ != nullptr || place_->error_ != nullptr || is_over();

@@ -20,6 +20,7 @@ constexpr char const* no_questions = "cannot be asked or waited for";
 
 thread_local bool destroying = false;  // whether this thread destroys operations
 thread_local std::vector<Lane const*> asked;  // those whose vendor this thread is asking
+thread_local VendorQueue const* caller = nullptr;  // which calls the function that this thread runs
 
 std::string vendor_name(VendorDevice const& device) { return device.name().substr(0, device.name().find(':')); }
 
@@ -51,6 +52,15 @@ Lane::~Lane() {
 void Lane::check() const {
   if (!is_parents(made_in_)) return;
   throw Unavailable("this queue belongs to the process that made it, and this is a fork of it: make queues after the fork");
+}
+
+VendorQueue const* Lane::set_caller(VendorQueue const* queue) noexcept { return std::exchange(caller, queue); }
+
+/// Throw Unsupported if a wait would be for this very thread.
+void Lane::check_wait() const {
+  if (caller != queue_.get() || is_over()) return;
+  throw Unsupported("a function that a queue of " + device_.name() + " calls cannot wait for work of that queue, which waits "
+                    "for the function: wait outside of it");
 }
 
 // ---- the lock ----
@@ -508,6 +518,7 @@ void Lane::raise_error() {
 
 void Lane::synchronize(Meanwhile meanwhile) {
   check();
+  check_wait();
   check_uncaptured(no_questions);
   std::uint64_t const submitted = complete_;
   if (!closed_) {
@@ -527,6 +538,7 @@ void Lane::synchronize(Meanwhile meanwhile) {
 
 void Lane::drain(Meanwhile meanwhile) {
   check();
+  check_wait();
   if (!adopted_) return synchronize(meanwhile);
   std::uint64_t const upto = submitted_.load();
   if (timeline_->reached() < upto && last_marker(upto).position < upto) {  // the vendor has refused to record it
@@ -563,6 +575,7 @@ Lane::Marker Lane::last_marker(std::uint64_t upto) {
 
 void Lane::close(Meanwhile meanwhile) {
   check();
+  check_wait();
   check_uncaptured(no_questions);
   {
     std::lock_guard<Lane> const submitting(*this);  // waits for a submission in progress

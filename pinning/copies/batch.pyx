@@ -440,8 +440,8 @@ cdef int check_counts(object dsts, object srcs) except -1:
 
 cdef object of_only_item(object function, object dsts, object srcs, object sizes, tuple more):
     """Call a function for one copy with the only item; its errors name the item."""
-    dst = words_of(dsts, "dsts").data[0] if isinstance(dsts, ndarray) else dsts[0]
-    src = words_of(srcs, "srcs").data[0] if isinstance(srcs, ndarray) else srcs[0]
+    dst = addresses_of(dsts, "dsts").data[0] if isinstance(dsts, ndarray) else dsts[0]
+    src = addresses_of(srcs, "srcs").data[0] if isinstance(srcs, ndarray) else srcs[0]
     size = sizes if sizes is None or isinstance(sizes, int) else given_sizes(sizes, 1).data[0]
     try:
         return function(dst, src, size, *more)
@@ -484,7 +484,7 @@ cdef Words side_of(str name, object ends, object preferred):
     cdef End end
     cdef uint64_t size
     if isinstance(ends, ndarray):
-        side = words_of(ends, f"{name}s")
+        side = addresses_of(ends, f"{name}s")
         side.owners, side.devices = [], []
         return side
     side = Words.__new__(Words)
@@ -562,6 +562,12 @@ cdef Words starts_of_rows(End end, uint64_t pitch, uint64_t height):
     for row in range(height):
         found.own.push_back(end.ptr + row * pitch)
     return found.made()
+
+
+cdef Words addresses_of(object values, str name):
+    if values.dtype.itemsize != sizeof(uint64_t):
+        raise TypeError(f"{name} is an array of {values.dtype}; addresses have 64 bits, and a buffer is an item of a list")
+    return words_of(values, name)
 
 
 cdef Words words_of(object values, str name):

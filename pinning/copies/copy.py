@@ -47,7 +47,7 @@ def copy_planned(
 
 
 def check_addresses(*ends: tuple[End, int]) -> None:
-    """Raise InvalidRangeError if a bare address is of host memory that is not mapped, on which our threads would fault."""
+    """Raise InvalidRangeError if a bare address is of host memory that is not mapped: our threads would fault there."""
     for end, size in ends:
         if end.owner is None and end.device is None:
             check_mapped(end.ptr, size)

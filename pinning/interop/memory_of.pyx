@@ -21,7 +21,7 @@ import numpy
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.interop.dlpack import take_capsule
 from pinning.interop.dtypes import HOST_TYPES, STREAM_TYPES, VENDORS, numpy_dtype
-from pinning.runtime.arguments import byte_count, integer
+from pinning.runtime.arguments import byte_count, describe, integer
 
 if TYPE_CHECKING:
     from typing import Any, SupportsIndex
@@ -95,6 +95,8 @@ cdef Kind kind_of(object buffer):
 
 
 cdef Kind find_kind(object cls, object buffer):
+    if issubclass(cls, type):  # whose attributes describe its objects
+        raise TypeError(f"{describe(buffer)} is a class; give an object of it")
     cdef Kind kind = Kind.__new__(Kind)
     kind.address = issubclass(cls, Integral)  # including NumPy's, which are also buffers of their own few bytes
     kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)

@@ -136,10 +136,9 @@ cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object
     if piece is not None:
         least = byte_count(piece, "piece")
     elif unit is not None or stall_ms is not None:
-        try:
-            stall = STALL_MS if stall_ms is None else float(stall_ms)
-        except (TypeError, ValueError):
-            raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds") from None
+        if stall_ms is not None and (isinstance(stall_ms, bool) or not hasattr(stall_ms, "__float__")):
+            raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds")
+        stall = STALL_MS if stall_ms is None else float(stall_ms)
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must lie between 0 and 1e9, in milliseconds")
         longest = <long long>(1e6 * stall)

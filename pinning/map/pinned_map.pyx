@@ -166,6 +166,8 @@ cdef object address_of(object ptr):
 
 
 cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
+    if value is True or value is False:
+        raise no_word(value, what)
     try:
         return PyNumber_Index(value)
     except OverflowError:

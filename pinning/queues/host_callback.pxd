@@ -4,4 +4,5 @@
 cdef class HostCallback:
     cdef object __weakref__
     cdef object python
+    cdef public object queue  # type: VendorQueue
     cdef object event  # a weak reference

@@ -6,13 +6,18 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
+from pinning.map.adapters cimport native_queue
+from pinning.plugin.native cimport VendorQueue as CVendorQueue
 from pinning.queues.event cimport Event
+from pinning.queues.lane cimport CLane
 
 import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pinning.plugin import VendorQueue  # noqa: F401  of the declared attribute
 
 
 cdef extern from "<pinning/call_in_python.hpp>" namespace "pinning":
@@ -23,6 +28,11 @@ cdef class HostCallback:
     """A Python function that a queue calls in its turn, as a C function for `VendorQueue.call`.
 
     An exception of the function goes to `event`, or to `sys.unraisablehook` if the event is gone.
+
+    Attributes
+    ----------
+    queue : VendorQueue
+        The queue that calls it, once that is known. The function cannot wait for it.
     """
 
     def __init__(self, function: Callable[[], object], event: Event) -> None:
@@ -39,6 +49,7 @@ cdef class HostCallback:
 
     def __call__(self):
         # The function is not released here: destroying what it holds may call the vendor, which this thread must not.
+        cdef const CVendorQueue* outer = CLane.set_caller(native_queue(self.queue).vendor)
         try:
             self.python()
         except BaseException as error:
@@ -46,6 +57,8 @@ cdef class HostCallback:
             if waiting is None:
                 raise
             (<Event>waiting).fail(error)
+        finally:
+            CLane.set_caller(outer)
 
     def __repr__(self):
         return f"<{self.python!r}, called by a queue; its event was dropped>"

@@ -28,6 +28,8 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         uint64_t count() noexcept
         uint64_t capture() except +raise_in_python
         void check_uncaptured(const char* what) except +raise_in_python
+        @staticmethod
+        const VendorQueue* set_caller(const VendorQueue* queue) noexcept
         CEvent submit_uncaptured(unique_ptr[Operation] operation, const CEvents& after) except +raise_in_python
         cbool submit_at_once(unique_ptr[Operation]& operation, CEvent& event) except +raise_in_python
         void share() except +raise_in_python

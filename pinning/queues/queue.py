@@ -222,9 +222,10 @@ class Queue(Submitter):
     def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
         """Call a Python function in its turn, on a thread of the vendor.
 
-        If it raises, the event fails, and the queue goes on. It must not wait for work of the device. It is called even
-        if an event in `wait_for` has failed. If the event was dropped, an error goes to `sys.unraisablehook`.
-        If it forks and returns in the child too, its thread ends there, and with it a child that has no other.
+        If it raises, the event fails, and the queue goes on. It must not wait for work of the device; a wait for this
+        queue itself is refused. It is called even if an event in `wait_for` has failed. If the event was dropped, an
+        error goes to `sys.unraisablehook`. If it forks and returns in the child too, its thread ends there, and with it
+        a child that has no other.
 
         Parameters
         ----------
@@ -239,6 +240,7 @@ class Queue(Submitter):
         callback = HostCallback(function, event)
 
         def work(queue: VendorQueue) -> None:
+            callback.queue = queue
             queue.call(callback.function, callback.argument)
 
         return self.submit(work, wait_for, (callback,), lambda: event)

@@ -155,7 +155,11 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Queue("host").record()._comes_after(None), TypeError, "point is None; it must be the `_point`"),
     (lambda: Event._over(error="x"), TypeError, "error is 'x'; it must be an exception"),
     (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
-    (lambda: pinning.memory_info(int), TypeError, "type is not a buffer"),
+    (lambda: pinning.memory_info(int), TypeError, "is a class; give an object of it"),
+    (lambda: pinning.lock(numpy.ndarray), TypeError, "is a class; give an object of it"),
+    (lambda: pinning.lock(A, stall_ms="3"), TypeError, "stall_ms is '3'; it must be a number of milliseconds"),
+    (lambda: MAP.lock(A.ctypes.data, True), TypeError, "size is True; a map takes integers"),
+    (lambda: pinning.copy_batch(*[numpy.ones(2, "u2")] * 2, 8), TypeError, "dsts is an array of uint16"),
     # Objects whose bytes must not be copied, or cannot be accessed.
     (lambda: pinning.copy(OBJECTS, A), TypeError, "holds Python objects.* astype"),
     (lambda: pinning.copy(A, memoryview(OBJECTS)), TypeError, "holds Python objects"),

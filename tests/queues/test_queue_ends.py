@@ -98,6 +98,24 @@ def test_a_lost_device(device: FakeMemoryDevice) -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize(
+    "waits",
+    [
+        Queue.close,
+        Queue.synchronize,
+        lambda queue: queue.call(print).wait(),
+        lambda queue: pinning.copy(bytearray(8), bytes(8), queue=queue),
+    ],
+)
+def test_a_function_of_a_queue_cannot_wait_for_itself(waits: Callable[[Queue], object]) -> None:
+    with Queue(HOST) as queue:
+        with pytest.raises(PinningError, match="a queue of host:0 calls cannot wait for work of that queue"):
+            queue.call(lambda: waits(queue)).wait()
+        assert not queue.closed
+        queue.call(lambda: None).wait()
+        assert queue.done()
+
+
 def test_a_closed_queue_has_nothing_to_wait_for() -> None:
     queue = Queue(HOST)
     ran: list[int] = []

@@ -134,6 +134,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool is_over() const noexcept { return timeline_->reached() >= submitted_.load(); }
   /// Throw Unavailable in a fork of the process that made it.
   PINNING_API void check() const;
+  /// Note that this thread runs a function that a vendor's queue calls; null: none. Returns what was noted before.
+  PINNING_API static VendorQueue const* set_caller(VendorQueue const* queue) noexcept;
 
   // ---- submission ----
 
@@ -206,6 +208,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   };
 
   using VendorEvents = std::vector<std::shared_ptr<VendorEvent>>;
+
+  void check_wait() const;
 
   Event submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how);
   Event put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how);
