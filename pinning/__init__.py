@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pinning import nixl as nixl
     from pinning import numba as numba
     from pinning import ray as ray
+    from pinning import sleeping as sleeping
     from pinning import torch as torch
     from pinning.arena import Arena
     from pinning.files import copy_file, copy_file_async, load_file, save_file, save_file_async
@@ -147,7 +148,7 @@ __all__ = [
 
 
 # Imported on first access: some import another library, and many programs need none of them.
-_ON_DEMAND = {"arena", "arrays", "build", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
+_ON_DEMAND = {"arena", "arrays", "build", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "sleeping", "torch"}
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
     "Arena": "pinning.arena",

@@ -52,6 +52,7 @@ PINNING = (
     "memory",
     "copies",
     "arena",
+    "sleeping",
     "arrays",
     "files",
     "build cuda_core cupy dask nixl numba ray torch",  # paths for compilers, and the drop-ins

@@ -180,7 +180,7 @@ void* pinning_sleepable_alloc(ptrdiff_t size, int device, void*) noexcept {
 }
 
 void pinning_sleepable_free(void* ptr, size_t, int device, void*) noexcept {
-  guarded([&] { gpu(device).free_sleepable(word(ptr)); });
+  guarded([&] { gpu(device).free(word(ptr), pinning::MemoryKind::device); });
 }
 
 pinning_status pinning_sleep(void* ptr, int device) noexcept {

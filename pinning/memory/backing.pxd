@@ -12,7 +12,8 @@ cdef class Backing:
     cdef unsigned made_in
     cdef object __weakref__
 
-    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0
+    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined,
+                       bint sleepable=*) except 0
     cdef int release(self, device, uint64_t base, bint* gone) except -1
     cdef dict live_here(self)
     cdef list maps_of(self, CMemoryKind kind)

@@ -52,7 +52,8 @@ cdef class Backing:
 
     # ---- from the vendor ----
 
-    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined,
+                       bint sleepable=False) except 0:
         """Allocate on a device; on failure nothing is allocated."""
         cdef uint64_t base
         cdef dict live = self.live_here()
@@ -63,12 +64,14 @@ cdef class Backing:
         if write_combined and not (kind == CMemoryKind.host and isinstance(device, WriteCombiningDevice)):
             raise PinningError(f"{device.name} has no write-combined memory of kind {python_kind.name}; allocate it "
                                "without")
+        if sleepable and kind != CMemoryKind.device:
+            raise PinningError(f"memory of kind {python_kind.name} cannot sleep, only DEVICE: allocate it without sleepable")
         cdef list maps = self.maps_of(kind)
         self.under_way += 1
         try:
             if self.closed:
                 raise PinningError(f"{self!r} is closed; nothing can be allocated in it")
-            base = allocate_by(device, length, kind, write_combined)
+            base = allocate_by(device, length, kind, write_combined, sleepable)
             try:
                 register(maps, base, length, [device_address(each.device, base) for each in maps])
                 live[id(device), base] = length, kind
@@ -135,18 +138,19 @@ cdef class Backing:
     # ---- for its owner ----
 
     def allocate(
-        self, device: Device, nbytes: int, kind: MemoryKindLike, alignment: int | None = None, write_combined: bool = False
+        self, device: Device, nbytes: int, kind: MemoryKindLike, alignment: int | None = None, write_combined: bool = False,
+        sleepable: bool = False,
     ) -> Allocation:
         """Allocate on one of these devices, as `pinning.alloc`."""
         cdef uint64_t size = size_of(nbytes)
         aligned = ALIGNED if alignment is None else alignment_of(alignment)
         size_of(size + aligned)
         cdef CMemoryKind number = number_of(kind)
-        cdef Allocation made = whole(self, device, number, size, ALIGNED, write_combined)
+        cdef Allocation made = whole(self, device, number, size, ALIGNED, write_combined, sleepable)
         if made.extent.ptr % <uint64_t>aligned == 0:
             return made
         made.free()
-        return whole(self, device, number, size, aligned, write_combined)
+        return whole(self, device, number, size, aligned, write_combined, sleepable)
 
     def close(self) -> None:
         """Refuse further allocations. Frees nothing.
@@ -172,22 +176,22 @@ cdef class Backing:
 # ---- the vendor's calls ----
 
 
-cdef uint64_t allocate_by(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+cdef uint64_t allocate_by(device, uint64_t length, CMemoryKind kind, bint write_combined, bint sleepable) except 0:
     try:
-        return allocate_now(device, length, kind, write_combined)
+        return allocate_now(device, length, kind, write_combined, sleepable)
     except InvalidRangeError:
         raise
     except Exception:
         if kind != CMemoryKind.host or not give_back_for(length):
             raise
-    return allocate_now(device, length, kind, write_combined)
+    return allocate_now(device, length, kind, write_combined, sleepable)
 
 
-cdef uint64_t allocate_now(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+cdef uint64_t allocate_now(device, uint64_t length, CMemoryKind kind, bint write_combined, bint sleepable) except 0:
     cdef VendorDevice* vendor = vendor_of(device)
     cdef uint64_t base
     with nogil:
-        base = vendor.allocate(length, kind, write_combined)
+        base = vendor.allocate_sleepable(length) if sleepable else vendor.allocate(length, kind, write_combined)
     return base
 
 
@@ -257,12 +261,13 @@ cdef list unregister(list maps, uint64_t base, uint64_t length):
     return done
 
 
-cdef Allocation whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined):
+cdef Allocation whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined,
+                      bint sleepable):
     """An allocation that has a vendor's allocation to itself."""
     cdef Allocation memory = Allocation.__new__(Allocation)
     cdef uint64_t ptr
     cdef bint gone
-    memory.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined)
+    memory.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined, sleepable)
     try:
         ptr = (memory.base + aligned - 1) // aligned * aligned
         memory.begin(ptr, device_address(device, ptr) if kind == CMemoryKind.host else ptr, size, kind, owner, device,

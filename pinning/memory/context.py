@@ -63,18 +63,21 @@ class Context(Backing):
         device: Device | str | None = None,
         alignment: int | None = None,
         write_combined: bool = False,
+        sleepable: bool = False,
     ) -> Allocation:
         """Allocate memory; see `pinning.alloc`. `device` is the context's first by default.
 
         Parameters
         ----------
-        nbytes, kind, alignment, write_combined
+        nbytes, kind, alignment, write_combined, sleepable
             As for `pinning.alloc`.
         device : Device or str, optional
             A device of the context; its first by default.
         """
         chosen = self.devices[0] if device is None else self.member(device)
-        return self.allocate(chosen, nbytes, kind, alignment, flag(write_combined, "write_combined"))
+        return self.allocate(
+            chosen, nbytes, kind, alignment, flag(write_combined, "write_combined"), flag(sleepable, "sleepable")
+        )
 
     def free(self, memory: Allocation | int) -> None:
         """Free an allocation of this context; see `pinning.free`.
@@ -127,6 +130,7 @@ def alloc(
     device: Device | str | None = None,
     alignment: int | None = None,
     write_combined: bool = False,
+    sleepable: bool = False,
 ) -> Allocation:
     """Allocate memory, which the program frees. For frequent allocations use `Queue.alloc`.
 
@@ -146,6 +150,8 @@ def alloc(
     write_combined : bool
         HOST memory that the host does not cache, for data that the host writes sequentially and only the device reads.
         The device may read it faster; the host reads it very slowly.
+    sleepable : bool
+        DEVICE memory of an NVIDIA GPU that `pinning.sleep` can give back while its addresses stay reserved.
 
     Returns
     -------
@@ -176,7 +182,9 @@ def alloc(
     """
     if not isinstance(context, Context):
         context = default_context(device if context is None else context)
-    return context.alloc(nbytes, kind, device=device, alignment=alignment, write_combined=write_combined)
+    return context.alloc(
+        nbytes, kind, device=device, alignment=alignment, write_combined=write_combined, sleepable=sleepable
+    )
 
 
 def free(memory: Allocation | int, context: Context | None = None) -> None:

@@ -56,6 +56,11 @@ def memory_info(ptr: Buffer) -> AllocationInfo | None:
     -------
     AllocationInfo or None
         None for ordinary host memory and for unknown addresses.
+
+    Raises
+    ------
+    InvalidRangeError
+        It is memory that sleeps and was not allocated by `alloc`: nothing is there until it wakes.
     """
     address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:

@@ -108,6 +108,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         vector[string] problems() except +raise_in_python
         uint64_t largest_lock() noexcept
         uint64_t allocate(uint64_t size, CMemoryKind kind, bool write_combined) except +raise_in_python
+        uint64_t allocate_sleepable(uint64_t size) except +raise_in_python
         void free(uint64_t ptr, CMemoryKind kind) except +raise_in_python
         void set_awake(uint64_t ptr, bool awake) except +raise_in_python
         optional[CMemoryInfo] memory_info(uint64_t ptr) except +raise_in_python

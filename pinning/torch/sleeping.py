@@ -17,7 +17,9 @@ from pinning.locking.devices import device as device_of_name
 from pinning.plugin import native
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
-from pinning.torch.parking import Holder, Memory, Parked, _parked, placed
+from pinning.sleeping import Memory, Parked
+from pinning.torch.parking import Holder, _parked
+from pinning.torch.storages import tensors_of
 
 _tags: dict[str, _Tag] = {}
 
@@ -37,10 +39,10 @@ class _Tag:
 
     def prepare(self) -> None:
         """Begin to lock host memory for what the tag has now."""
-        parts, nbytes = placed(self.memory())
+        memory = self.memory()
         with suppress(LockLimitError, VendorError):  # the next `sleep` has another way, or reports it
-            if parts and not self.parked.parked:
-                self.parked.prepare(nbytes, parts[0].device, torch.cuda.mem_get_info(parts[0].device)[1])
+            if memory and not self.parked.parked:
+                self.parked.prepare(memory, torch.cuda.mem_get_info(memory[0].device)[1])
 
     def sleep(self, keep: bool, links: Links) -> None:
         if self.parked.parked:
@@ -49,15 +51,16 @@ class _Tag:
             raise PinningError("memory is being allocated in it: leave the `with` block of sleepable first")
         memory = self.memory()
         if any(each.parts() for each in memory):
-            self.parked.park(memory if keep else [each._replace(parts=list) for each in memory], links)
-            return
-        self.pools.clear()  # nothing is left of it
-        self.idle.clear()
-        self.parked.release()
+            self.parked.park(memory, links, keep)
+        else:  # nothing is left of it
+            self.pools.clear()
+            self.idle.clear()
+            self.parked.release()
         torch.cuda.empty_cache()
 
     def wake(self, order: list[Any], links: Links) -> list[Event]:
-        steps = self.parked.waking(links, order)
+        addresses = [[tensor.untyped_storage().data_ptr() for tensor in tensors_of(each)] for each in order]
+        steps = self.parked.waking(links, addresses)
         events: list[Event] = []
         for _ in range(len(order) + 1):  # one fails if the one before it does
             events.append(self.queue.call(partial(next, steps, None), events[-1:]))
@@ -179,7 +182,7 @@ def wake(*what: Holder | str, links: Links = "idle") -> None:
         elif (parked := _parked.get(each)) is None:
             raise PinningError(f"this {type(each).__name__} was not parked: there is nothing to wake")
         else:
-            deque(parked.waking(links), maxlen=0)
+            parked.wake(links)
 
 
 def _known(tag: str) -> _Tag:

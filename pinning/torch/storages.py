@@ -15,41 +15,29 @@ from pinning.runtime.arguments import describe
 Holder = Any  # a tensor, a module, an optimizer, or a mapping or sequence of these, such as a state dict
 
 
-def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
+def tensors_of(holder: Holder, strict: bool = True) -> Iterator[torch.Tensor]:
     """Every tensor in `holder`, some perhaps several times.
 
     Raises
     ------
     TypeError
-        It is not a tensor, module, optimizer, mapping or sequence.
+        `holder` is not a tensor, module, optimizer, mapping or sequence. What these contain may be anything,
+        and so may `holder` if that is not `strict`.
     """
     if isinstance(holder, torch.Tensor):
         yield holder
     elif isinstance(holder, torch.nn.Module):
         yield from holder.parameters()
         yield from holder.buffers()
-    elif isinstance(holder, torch.optim.Optimizer):
-        for state in holder.state.values():
-            yield from tensors_within(state)
-    elif isinstance(holder, (Mapping, list, tuple)):
-        yield from tensors_within(holder)
-    else:
+    elif isinstance(holder, (torch.optim.Optimizer, Mapping, list, tuple)):
+        state = holder.state if isinstance(holder, torch.optim.Optimizer) else holder
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from tensors_of(each, False)
+    elif strict:
         raise TypeError(
             f"{describe(holder)} contains no tensors; give a tensor, a module, an optimizer, or a "
             "mapping or sequence of these"
         )
-
-
-def tensors_within(collection: object) -> Iterator[torch.Tensor]:
-    """The tensors of a collection that may contain other things, such as the numbers of a state dict."""
-    if isinstance(collection, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
-        yield from tensors_of(collection)
-    elif isinstance(collection, Mapping):
-        for each in collection.values():
-            yield from tensors_within(each)
-    elif isinstance(collection, (list, tuple)):
-        for each in collection:
-            yield from tensors_within(each)
 
 
 def replaced(holder: Any, replace: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:

@@ -199,10 +199,9 @@ class VendorDevice : public Locker {
   virtual Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined = false) = 0;
   /// Free what `allocate` returned for this kind. After an error it is still allocated.
   virtual void free(Address ptr, MemoryKind kind) = 0;
-  /// Allocate device memory that keeps its addresses while the vendor has its bytes. It is awake; `free_sleepable` takes it
-  /// asleep too. `set_awake` loses the bytes, or brings others of undefined contents; no work may use it then.
+  /// Allocate device memory that keeps its addresses while the vendor has its bytes. It is awake; `free` takes it asleep too.
+  /// `set_awake`, of any address in it, loses the bytes, or brings others of undefined contents; no work may use it then.
   virtual Address allocate_sleepable(std::uint64_t) { refuse_sleep(); }
-  virtual void free_sleepable(Address) { refuse_sleep(); }
   virtual void set_awake(Address, bool) { refuse_sleep(); }
   /// The allocation or registration around `ptr`, of any owner.
   virtual std::optional<MemoryInfo> memory_info(Address ptr) = 0;

@@ -208,11 +208,14 @@ class CudaDevice : public VendorDevice {
     return ptr;
   }
 
-  /// The driver waits until all work of the GPU is done.
+  /// The driver waits until all work of the GPU is done, but not before it unmaps memory.
   void free(Address ptr, MemoryKind kind) override {
     auto const current = here();
     if (kind == MemoryKind::host) {
       driver_.check(driver_.cuMemFreeHost, reinterpret_cast<void*>(ptr));
+    } else if (sleepable_.has(ptr)) {
+      synchronize_beside_captures();
+      sleepable_.free(ptr);
     } else {
       driver_.check(driver_.cuMemFree_v2, ptr);
     }
@@ -223,13 +226,6 @@ class CudaDevice : public VendorDevice {
     return sleepable_.allocate(size);
   }
 
-  /// Waits for all work, as the driver does in `free`: unmapping does not wait.
-  void free_sleepable(Address ptr) override {
-    synchronize_beside_captures();
-    auto const current = here();
-    sleepable_.free(ptr);
-  }
-
   void set_awake(Address ptr, bool awake) override {
     auto const current = here();
     sleepable_.set_awake(ptr, awake);
@@ -238,13 +234,17 @@ class CudaDevice : public VendorDevice {
   /// Needs no context. Shared memory belongs to the GPU for which it was allocated.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     auto const range = range_around(ptr);
-    if (!range) return std::nullopt;
+    if (!range) {
+      SleepableMemory::refuse_asleep(ptr);
+      return std::nullopt;
+    }
     return MemoryInfo{range->kind, range->base, range->size, range->device};
   }
 
   /// The driver refuses a host range that is only partly locked, or that crosses from one lock into another.
   void copy(Address dst, Address src, std::uint64_t size) override {
     auto const current = here();
+    for (Address const ptr : {dst, src}) SleepableMemory::refuse_asleep(ptr);
     driver_.check(driver_.cuMemcpy, dst, src, size);
     // A copy from pageable memory may return before its last bytes arrive.
     driver_.check(driver_.cuStreamSynchronize, nullptr);

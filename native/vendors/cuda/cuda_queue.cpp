@@ -3,14 +3,19 @@
 
 #include <thread>
 
+#include "cuda_sleepable.hpp"
+
 namespace pinning::cuda {
 
+// The driver takes an address at which nothing is mapped for the host's, and reads there: a SIGSEGV.
 void Queue::copy(Address dst, Address src, std::uint64_t size) {
+  for (Address const ptr : {dst, src}) SleepableMemory::refuse_asleep(ptr);
   submit(driver_.cuMemcpyAsync, dst, src, size, stream());
 }
 
 void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                     std::uint64_t height) {
+  for (Address const ptr : {dst, src}) SleepableMemory::refuse_asleep(ptr);
   Rows rows{};
   rows.srcMemoryType = rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
   rows.dstDevice = dst;
@@ -23,6 +28,7 @@ void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint
 }
 
 void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
+  SleepableMemory::refuse_asleep(ptr);
   switch (bytes) {
     case 1: return submit(driver_.cuMemsetD8Async, ptr, static_cast<unsigned char>(value), count, stream());
     case 2: return submit(driver_.cuMemsetD16Async, ptr, static_cast<unsigned short>(value), count, stream());

@@ -2,6 +2,7 @@
 // Memory of a GPU that keeps its addresses while its bytes are given back to the driver.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -9,10 +10,19 @@
 
 namespace pinning::cuda {
 
-/// The ranges of one GPU; its context must be current. If two threads change one range at once, the driver refuses one.
+/// What a GPU has of it; its context must be current. If two threads change one range at once, the driver refuses one.
 class SleepableMemory {
  public:
   SleepableMemory(Driver const& driver, int const& device) : driver_(driver), device_(device) {}
+
+  /// Throws InvalidRange if memory of any GPU sleeps at this address. Unless something sleeps, it costs one load.
+  static void refuse_asleep(Address ptr) {
+    if (asleep_.load(std::memory_order_relaxed) == 0) return;
+    std::lock_guard const guard(mutex_);
+    auto const found = around(ptr);
+    if (found == ranges_.end() || found->second.awake) return;
+    throw InvalidRange(describe(found->first, found->second.size) + " is asleep, so it has no bytes: wake it first");
+  }
 
   Address allocate(std::uint64_t size) {
     auto const asked = properties();
@@ -23,7 +33,7 @@ class SleepableMemory {
     unsigned long long ptr = 0;
     driver_.check(driver_.cuMemAddressReserve, &ptr, rounded, 0, 0, 0);
     try {
-      enter(ptr, {rounded, false});
+      enter(ptr, {rounded, device_, false});
       set_awake(ptr, true);
     } catch (...) {
       leave(ptr);
@@ -36,44 +46,65 @@ class SleepableMemory {
   /// After an error its addresses are still reserved.
   void free(Address ptr) {
     set_awake(ptr, false);
-    Range const range = at(ptr);
+    Range const range = at(ptr).second;
     leave(ptr);  // first: afterwards another thread may get the same addresses
     int const code = driver_.cuMemAddressFree(ptr, range.size);
     if (code != 0) enter(ptr, range);
     driver_.check_code(driver_.cuMemAddressFree, code);
   }
 
+  /// `ptr` may be any address in it.
   void set_awake(Address ptr, bool awake) {
-    Range const range = at(ptr);
+    auto const [start, range] = at(ptr);
     if (awake == range.awake) return;
     if (awake) {
-      map(ptr, range.size);
+      map(start, range.size);
     } else {
-      driver_.check(driver_.cuMemUnmap, ptr, range.size);
+      driver_.check(driver_.cuMemUnmap, start, range.size);
     }
-    enter(ptr, {range.size, awake});
+    enter(start, {range.size, device_, awake});
+  }
+
+  /// Whether it begins at this address.
+  bool has(Address ptr) const {
+    std::lock_guard const guard(mutex_);
+    return ranges_.contains(ptr);
   }
 
  private:
   struct Range {
     std::uint64_t size;
+    int device;
     bool awake;
   };
+  using Ranges = std::map<Address, Range>;
 
-  void enter(Address ptr, Range range) {
+  static void enter(Address ptr, Range range) {
     std::lock_guard const guard(mutex_);
-    ranges_[ptr] = range;
+    auto const [entry, is_new] = ranges_.try_emplace(ptr, range);
+    asleep_ += !range.awake - (!is_new && !entry->second.awake);
+    entry->second = range;
   }
 
-  void leave(Address ptr) {
+  static void leave(Address ptr) {
     std::lock_guard const guard(mutex_);
-    ranges_.erase(ptr);
+    auto const found = ranges_.find(ptr);
+    if (found == ranges_.end()) return;
+    asleep_ -= !found->second.awake;
+    ranges_.erase(found);
   }
 
-  Range at(Address ptr) {
+  static Ranges::const_iterator around(Address ptr) {
+    auto const after = ranges_.upper_bound(ptr);
+    if (after == ranges_.begin()) return ranges_.end();
+    auto const found = std::prev(after);
+    return ptr - found->first < found->second.size ? found : ranges_.end();
+  }
+
+  Ranges::value_type at(Address ptr) const {
     std::lock_guard const guard(mutex_);
-    if (auto const found = ranges_.find(ptr); found != ranges_.end()) return found->second;
-    throw InvalidRange("no sleepable memory begins at " + describe(ptr) + ": give what allocating it has returned");
+    if (auto const found = around(ptr); found != ranges_.end() && found->second.device == device_) return *found;
+    throw InvalidRange("there is no sleepable memory at " + describe(ptr) + ": allocate it as sleepable");
   }
 
   AllocationProperties properties() const {
@@ -118,8 +149,10 @@ class SleepableMemory {
 
   Driver const& driver_;
   int const& device_;
-  std::mutex mutex_;  // not held in calls of the driver
-  std::map<Address, Range> ranges_;
+  // Of all GPUs. Never destroyed, because torch frees its pools at exit.
+  static inline Ranges& ranges_ = *new Ranges;
+  static inline std::mutex mutex_;  // of `ranges_`; not held in calls of the driver
+  static inline std::atomic<int> asleep_ = 0;
 };
 
 }  // namespace pinning::cuda

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that keeps its addresses while it sleeps, by the C functions for torch's allocator, on stand-in GPUs."""
+"""Memory that keeps its addresses while it sleeps, on stand-in GPUs: by C's functions for torch's allocator, and of `alloc`."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from ctypes import c_int, c_size_t, c_ssize_t, c_void_p
 from functools import partial
+from typing import Any
 
 import numpy
 import pytest
 
 import pinning
 from c_api import LIBRARY
+from child_process import run_in_child
 from noise import noise
 from pinning import InvalidRangeError, OutOfMemoryError
-from pinning.conformance.faults import each_failure
+from pinning.conformance.faults import each_failure, eventually
 from pinning_cuda import CudaDevice, plugin
 from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
@@ -59,7 +63,6 @@ def test_it_wakes_at_its_address_and_its_memory_is_given_back_in_between() -> No
             pinning.copy(ptr, data, data.size, queue=queue)
             assert _lib.pinning_sleep(ptr, 1) == 0 == _lib.pinning_sleep(ptr, 1)
             assert live("memory") == 0 and live("reserved") == 1
-            assert pinning.memory_info(ptr) is None
             assert _lib.pinning_wake(ptr, 1) == 0 == _lib.pinning_wake(ptr, 1)
             assert live("memory") == 1
             pinning.copy(ptr, data, data.size, queue=queue)
@@ -125,3 +128,155 @@ def test_what_is_refused() -> None:
             GPU.set_awake(MIB, awake)
     with pytest.raises(pinning.PinningError, match="NVIDIA GPUs have it"):
         pinning.device("host:0").set_awake(MIB, True)  # type: ignore[attr-defined]
+
+
+# ---- of `alloc` ----
+
+
+@pytest.fixture
+def queue(standin: StandIn) -> Iterator[pinning.Queue]:
+    with pinning.Queue(GPU) as queue:
+        yield queue
+
+
+@pytest.fixture
+def memory(queue: pinning.Queue) -> Iterator[pinning.Allocation]:
+    with pinning.alloc(3 * MIB + 5, device=GPU, sleepable=True) as memory:
+        yield memory
+    del memory
+    assert eventually(lambda: not regions())
+
+
+def regions() -> int:
+    gc.collect()
+    return len(pinning.regions(GPU))
+
+
+def contents(memory: pinning.Allocation, queue: pinning.Queue) -> Any:
+    back = numpy.zeros(memory.size, numpy.uint8)
+    pinning.copy(back, memory, queue=queue)
+    return back
+
+
+def test_an_allocation_sleeps_and_wakes_with_its_contents_or_without(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    ptr, data = memory.ptr, noise(memory.size)
+    pinning.copy(memory, data, queue=queue)
+    for _ in range(2):
+        pinning.sleep(memory)
+        pinning.sleep(memory)
+        assert live("memory") == 0 and pinning.memory_info(ptr).base == ptr  # type: ignore[union-attr]
+        pinning.wake(memory)
+        pinning.wake(memory)
+        assert memory.ptr == ptr and (contents(memory, queue) == data).all()
+    pinning.sleep_async(memory, keep=False).wait()
+    assert live("memory") == 0
+    pinning.wake_async(memory).wait()
+    assert live("memory") == 1
+    pinning.copy(memory, data, queue=queue)
+    assert (contents(memory, queue) == data).all()
+
+
+def test_allocations_sleep_independently_on_several_gpus(queue: pinning.Queue) -> None:
+    with ExitStack() as stack:
+        some = [stack.enter_context(pinning.alloc(1000 + i, device=f"cuda:{i % 2}", sleepable=True)) for i in range(4)]
+        for i, each in enumerate(some):
+            pinning.fill(each, i, queue=queue)
+        pinning.sleep(*some)
+        assert live("memory") == 0
+        pinning.wake(some[2])
+        assert live("memory") == 1 and (contents(some[2], queue) == 2).all()
+        pinning.wake(*some)
+        assert all((contents(each, queue) == i).all() for i, each in enumerate(some))
+        some.clear()
+        del each
+    assert eventually(lambda: not regions())
+
+
+def test_what_sleeps_is_neither_copied_nor_filled(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    c = alloc(MIB)
+    assert c
+    pinning.sleep(memory)
+    assert _lib.pinning_sleep(c, 1) == 0
+    host, other = numpy.zeros(MIB, numpy.uint8), numpy.zeros(100, numpy.uint8)
+    with pinning.lock(other, device=GPU), pinning.alloc(MIB, device=GPU) as awake:
+        for asleep in (memory, memory.ptr, memory.ptr + 5, c + 100):
+            for act in (
+                lambda to, size: pinning.copy(to, host, size, queue=queue),
+                lambda to, size: pinning.copy(host, to, size, queue=queue),
+                lambda to, size: pinning.copy(other, to, min(size, 100), queue=queue),
+                lambda to, size: pinning.copy(awake, to, size, queue=queue),
+                lambda to, size: pinning.copy_batch([to, awake], [host, host], [size, size], queue=queue),
+                lambda to, size: pinning.copy_2d(to, 10, host, 10, 10, 5, queue=queue),
+                lambda to, size: pinning.fill(to, 1, size, queue=queue),
+            ):
+                for size in (10, MIB // 2):
+                    with pytest.raises(InvalidRangeError, match="asleep"):
+                        act(asleep, size)
+            pinning.copy(awake, host, queue=queue)
+    with pytest.raises(InvalidRangeError, match="asleep"):
+        pinning.memory_info(c)
+    free(c)
+    pinning.wake(memory)
+    pinning.fill(memory, 3, queue=queue)
+    assert (contents(memory, queue) == 3).all()
+
+
+def test_after_an_error_an_allocation_is_as_it_was(
+    standin: StandIn, memory: pinning.Allocation, queue: pinning.Queue
+) -> None:
+    data = noise(memory.size)
+    pinning.copy(memory, data, queue=queue)
+    standin.configure("fail=cuMemUnmap:1:999")
+    with pytest.raises(pinning.VendorError):
+        pinning.sleep(memory)
+    assert live("memory") == 1 and (contents(memory, queue) == data).all()
+    standin.configure()
+    pinning.sleep(memory)
+    standin.configure("fail=cuMemCreate:1:2")
+    with pytest.raises(OutOfMemoryError):
+        pinning.wake(memory)
+    assert live("memory") == 0
+    pinning.wake(memory)
+    assert (contents(memory, queue) == data).all()
+
+
+def test_the_hosts_memory_goes_with_the_allocation() -> None:
+    memory = pinning.alloc(MIB, device=GPU, sleepable=True, alignment=8 * MIB)
+    pinning.sleep(memory)
+    assert memory.ptr % (8 * MIB) == 0 and eventually(lambda: regions() > 0)
+    memory.free()
+    del memory
+    assert live("reserved") == 0 and eventually(lambda: not regions())
+
+
+def test_which_allocations_cannot_sleep(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    with pinning.alloc(5, device=GPU) as other:
+        pinning.fill(other, 7, queue=queue)
+        for act in (pinning.sleep, pinning.wake):
+            with pytest.raises(InvalidRangeError, match="allocate it as sleepable"):
+                act(other)
+        assert (contents(other, queue) == 7).all()
+    for act in (pinning.sleep, pinning.wake):
+        with pytest.raises(InvalidRangeError, match="freed"):
+            act(other)
+        with pytest.raises(TypeError, match="not memory that sleeps"):
+            act(memory.ptr)  # type: ignore[arg-type]
+    for kind in ("host", "shared"):
+        with pytest.raises(pinning.PinningError, match="cannot sleep"):
+            pinning.alloc(5, kind, device=GPU, sleepable=True)
+    with pytest.raises(pinning.PinningError, match="NVIDIA GPUs have it"):
+        pinning.alloc(5, device="host", sleepable=True)
+
+
+def test_a_forked_child_has_nothing_that_sleeps(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    def child() -> None:
+        for act in (pinning.sleep, pinning.wake):
+            with pytest.raises(InvalidRangeError, match="freed"):
+                act(memory)
+
+    pinning.fill(memory, 4, queue=queue)
+    run_in_child(child)
+    pinning.sleep(memory)
+    run_in_child(child)
+    pinning.wake(memory)
+    assert (contents(memory, queue) == 4).all()
