@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy
 
 from pinning.arena import Arena
 from pinning.copies import copy_async, copy_batch_async
-from pinning.errors import InvalidRangeError, LockLimitError, PinningError, VendorError
+from pinning.errors import InvalidRangeError, LockLimitError, VendorError
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import Allocation
 from pinning.queues import Event, Queue
@@ -187,9 +187,6 @@ def _synchronize(memory: Iterable[Memory]) -> None:
 # ---- what `alloc` has made sleepable ----
 
 
-_parked: WeakKeyDictionary[Allocation, Parked] = WeakKeyDictionary()
-
-
 def sleep_async(memory: Allocation, *, keep: bool = True, links: Links = "idle") -> Event:
     """As `sleep`, of one allocation, in another thread: the GPU's memory is free after the event."""
     return _call(memory, lambda parked, whole: parked.parked or parked.park([whole], links, keep))
@@ -206,7 +203,7 @@ def sleep(*memory: Allocation, keep: bool = True, links: Links = "idle") -> None
     *memory : Allocation
         What is asleep stays so.
     keep : bool
-        Copy the contents to locked host memory, which is kept for the next time until the allocation is gone; or drop
+        Copy the contents to locked host memory, which is kept for the next time until the allocation is freed; or drop
         them, so that they are undefined after `wake`.
     links : {"own", "idle"} or devices
         As for `Queue`.
@@ -262,9 +259,8 @@ def _wait(events: list[Event]) -> None:
 def _call(memory: Allocation, act: Callable[[Parked, Memory], Any]) -> Event:
     """Call `act` on a thread that does all of this for the device, in order."""
     if not isinstance(memory, Allocation):
-        raise TypeError(f"{describe(memory)} is not memory that sleeps: give what alloc(..., sleepable=True) has returned")
+        raise TypeError(f"{describe(memory)} is no allocation, made by alloc(..., sleepable=True)")
     device: Any = memory.device
-    _parked.setdefault(memory, Parked())
     alive = ref(memory)  # a queue keeps its last call
 
     def called() -> None:
@@ -272,7 +268,8 @@ def _call(memory: Allocation, act: Callable[[Parked, Memory], Any]) -> Event:
             return
         if memory.freed:
             raise InvalidRangeError(f"{memory!r} can neither sleep nor wake")
-        ptr, size, parked = memory.ptr, memory.size, _parked[memory]
+        parked = memory._parked = memory._parked or Parked()
+        ptr, size = memory.ptr, memory.size
         set_awake = partial(device.set_awake, ptr)
         set_awake(not parked.parked)  # refuses what is not sleepable
         act(parked, Memory(device.name, set_awake, lambda: [(ptr, size)]))

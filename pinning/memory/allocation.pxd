@@ -28,6 +28,7 @@ cdef class Allocation:
     cdef object error  # why its pool refused the memory, else None
     cdef Py_ssize_t exports  # exported buffers
     cdef unsigned made_in
+    cdef public object _parked  # type: Any  # its contents in the host while it sleeps; dropped when it is freed
 
     cdef bint is_live(self) noexcept  # whether it has memory that this process can use
     cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,

@@ -301,6 +301,7 @@ cdef class Allocation:
                 self.state = LIVE
             raise
         self.state = FREED
+        self._parked = None
 
     cdef int claim(self) except -1:
         """Begin to free it. If two threads do, one is refused."""
