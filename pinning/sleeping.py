@@ -189,7 +189,7 @@ def _synchronize(memory: Iterable[Memory]) -> None:
 
 def sleep_async(memory: Allocation, *, keep: bool = True, links: Links = "idle") -> Event:
     """As `sleep`, of one allocation, in another thread: the GPU's memory is free after the event."""
-    return _call(memory, lambda parked, whole: parked.parked or parked.park([whole], links, keep))
+    return _call(memory, lambda parked, whole: None if parked.parked else parked.park([whole], links, keep))
 
 
 def sleep(*memory: Allocation, keep: bool = True, links: Links = "idle") -> None:
@@ -216,12 +216,6 @@ def sleep(*memory: Allocation, keep: bool = True, links: Links = "idle") -> None
         The host's memory cannot be allocated, or a copy failed.
 
     After an error the allocation concerned is awake.
-
-    Examples
-    --------
-    >>> memory = pinning.alloc(1 << 30, sleepable=True)  # doctest: +SKIP
-    >>> pinning.sleep(memory)  # doctest: +SKIP
-    >>> pinning.wake(memory)  # doctest: +SKIP
     """
     _wait([sleep_async(each, keep=keep, links=links) for each in memory])
 

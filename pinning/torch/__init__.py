@@ -19,11 +19,12 @@ try:
 except ImportError as error:
     raise ImportError(f"pinning.torch needs PyTorch 2.1 or newer ({error}); pip install torch") from error
 
+from pinning.sleeping import Parked
 from pinning.torch.collate import Collate
 from pinning.torch.host import pin_memory
 from pinning.torch.move import to
 from pinning.torch.offload import Offload, offload
-from pinning.torch.parking import Parked, park
+from pinning.torch.parking import park
 from pinning.torch.pins import Pin, pin, unpin
 from pinning.torch.sleeping import sleep, sleep_async, sleepable, wake, wake_async
 

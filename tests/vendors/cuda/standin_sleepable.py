@@ -20,6 +20,7 @@ from child_process import run_in_child
 from noise import noise
 from pinning import InvalidRangeError, OutOfMemoryError
 from pinning.conformance.faults import each_failure, eventually
+from pinning.copies import costs
 from pinning_cuda import CudaDevice, plugin
 from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
@@ -191,7 +192,13 @@ def test_allocations_sleep_independently_on_several_gpus(queue: pinning.Queue) -
     assert eventually(lambda: not regions())
 
 
-def test_what_sleeps_is_neither_copied_nor_filled(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_sleeps_is_neither_copied_nor_filled(
+    monkeypatch: pytest.MonkeyPatch, memory: pinning.Allocation, queue: pinning.Queue, staged: bool
+) -> None:
+    for name in ("stage_to_device", "stage_to_host") if staged else ():
+        monkeypatch.setattr(costs, name, 1000)
+    monkeypatch.setattr(costs, "threads", max(2, costs.threads))
     c = alloc(MIB)
     assert c
     pinning.sleep(memory)
