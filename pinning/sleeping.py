@@ -188,7 +188,13 @@ def _synchronize(memory: Iterable[Memory]) -> None:
 
 
 def sleep_async(memory: Allocation, *, keep: bool = True, links: Links = "idle") -> Event:
-    """As `sleep`, of one allocation, in another thread: the GPU's memory is free after the event."""
+    """As `sleep`, of one allocation, in another thread: the GPU's memory is free after the event.
+
+    Parameters
+    ----------
+    memory, keep, links
+        As for `sleep`.
+    """
     return _call(memory, lambda parked, whole: None if parked.parked else parked.park([whole], links, keep))
 
 
@@ -221,7 +227,13 @@ def sleep(*memory: Allocation, keep: bool = True, links: Links = "idle") -> None
 
 
 def wake_async(memory: Allocation, *, links: Links = "idle") -> Event:
-    """As `wake`, of one allocation, in another thread: its contents are back after the event."""
+    """As `wake`, of one allocation, in another thread: its contents are back after the event.
+
+    Parameters
+    ----------
+    memory, links
+        As for `wake`.
+    """
     return _call(memory, lambda parked, _: parked.wake(links))
 
 
