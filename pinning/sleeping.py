@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
@@ -18,8 +18,10 @@ import numpy
 
 from pinning.arena import Arena
 from pinning.copies import copy_async, copy_batch_async
-from pinning.errors import InvalidRangeError, LockLimitError, VendorError
+from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking.devices import device as device_of_name
+from pinning.locking.lock_async import PendingLock, lock_unlisted
+from pinning.machine import numa
 from pinning.memory import Allocation
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
@@ -32,6 +34,7 @@ from pinning.runtime.process import defer
 _ALIGNMENT = 256  # bytes
 _ALONE = 1 << 20  # bytes from which a part is copied separately
 _UNIT = 64 << 20  # bytes of host memory that are locked at a time, while the next are populated
+_THREADS = 16  # that populate it, at most
 _AHEAD = 8  # pending copies at a time, so that links are released soon
 _QUEUE = "sleep"  # a key of `device_slots`
 
@@ -64,6 +67,7 @@ class Parked:
 
     def __init__(self) -> None:
         self._host: Arena | None = None
+        self._locks: list[PendingLock] = []  # of all of it, or of what it had before it grew
         self._away: Sequence[Memory] = ()
         self.nbytes: int = 0
 
@@ -85,6 +89,8 @@ class Parked:
         except BaseException:
             self.wake(links)
             raise
+        if parts:
+            self.lock(parts[0].device)  # not before: until a lock is taken, work that is submitted to a GPU waits
 
     def wake(self, links: Links) -> None:
         deque(self.waking(links), maxlen=0)
@@ -115,26 +121,30 @@ class Parked:
         self._away = ()
 
     def prepare(self, memory: Sequence[Memory], limit: int = 0) -> None:
-        """Have room in the host, which is locked in the background, for this memory; it can grow to `limit`."""
+        """Have room in the host for this memory; it can grow to `limit`."""
         parts, host = _placed(memory), self._host
-        if not parts:
-            return
-        nbytes = parts[-1].offset + parts[-1].nbytes
-        try:
-            if host is None or host.maximum < nbytes:
-                self.release()  # before other memory is allocated
-                self._host = Arena(nbytes, parts[0].device, unit=_UNIT, grow=max(nbytes, limit))
-            elif host.nbytes < nbytes:
-                host.grow(nbytes - host.nbytes)
-        except (LockLimitError, VendorError):  # copies are staged
-            self.release()
-            self._host = Arena(nbytes, ())
+        nbytes = parts[-1].offset + parts[-1].nbytes if parts else 0
+        if nbytes > (host.maximum if host is not None else 0):
+            self.release()  # before other memory is allocated
+            self._host = Arena(nbytes, (), grow=max(nbytes, limit))
+        elif host is not None and nbytes > host.nbytes:
+            host.grow(nbytes - host.nbytes)
+
+    def lock(self, device: str) -> None:
+        """Populate and lock the memory in the host in the background; copies of what is not locked are staged."""
+        host, gpu = self._host, device_of_name(device)
+        start = sum(lock.size for lock in self._locks)
+        if host is not None and start < host.nbytes:
+            cpus = numa.usable_cpus(numa.node_of(gpu))
+            how = {"threads": min(_THREADS, len(cpus)), "cpus": cpus}
+            with suppress(PinningError):
+                self._locks.append(lock_unlisted((host.ptr + start, host.nbytes - start), gpu, _UNIT, how))
 
     def release(self) -> None:
         """Free the memory in the host."""
-        host, self._host = self._host, None
+        host, self._host, locks, self._locks = self._host, None, self._locks, []
         if host is not None:
-            host._close()
+            _free(host, locks)
 
     def _copy(self, parts: Iterable[_Part], links: Links, back: bool) -> None:
         host = self._host.ptr if self._host is not None else 0
@@ -145,7 +155,7 @@ class Parked:
             for ptr, nbytes, offset, device in parts:
                 if device not in queues:
                     queues[device] = stack.enter_context(Queue(device, links=links))
-                dst, src = (ptr, host + offset) if back else (host + offset, ptr)  # staged where it is not locked yet
+                dst, src = (ptr, host + offset) if back else (host + offset, ptr)
                 if nbytes < _ALONE:
                     small.setdefault(queues[device], []).append((dst, src, nbytes))
                     continue
@@ -160,13 +170,19 @@ class Parked:
 
     def __del__(self) -> None:
         if self._host is not None:
-            defer(self._host._close)  # not here: the garbage collector may run this at any point
+            defer(partial(_free, self._host, self._locks))  # not here: the garbage collector may run this at any point
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "it holds the contents of parked memory; wake that first")
 
     def __repr__(self) -> str:
         return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"
+
+
+def _free(host: Arena, locks: list[PendingLock]) -> None:
+    for lock in locks:
+        lock.cancel()
+    host._close()
 
 
 def _placed(memory: Iterable[Memory]) -> list[_Part]:

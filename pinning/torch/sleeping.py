@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pinning.errors import GraphCaptureError, LockLimitError, PinningError, VendorError
+from pinning.errors import GraphCaptureError, LockLimitError, PinningError
 from pinning.locking.devices import device as device_of_name
 from pinning.plugin import native
 from pinning.queues import Event, Queue
@@ -40,9 +40,10 @@ class _Tag:
     def prepare(self) -> None:
         """Begin to lock host memory for what the tag has now."""
         memory = self.memory()
-        with suppress(LockLimitError, VendorError):  # the next `sleep` has another way, or reports it
+        with suppress(LockLimitError):  # the next `sleep` reports it
             if memory and not self.parked.parked:
                 self.parked.prepare(memory, torch.cuda.mem_get_info(memory[0].device)[1])
+                self.parked.lock(memory[0].device)
 
     def sleep(self, keep: bool, links: Links) -> None:
         if self.parked.parked:
