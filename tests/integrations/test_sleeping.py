@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 import pinning
+import pinning.sleeping as machinery
 from child_process import run_in_child
 from pinning import GraphCaptureError, OutOfMemoryError, PinningError
 from pinning.conformance.faults import eventually
@@ -105,6 +106,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     ):
         monkeypatch.setattr(module, name, stand_in)
     monkeypatch.setattr(parking, "allocator", lambda: None, raising=False)
+    monkeypatch.setattr(machinery, "_synchronize", lambda memory: None)  # a queue of the host does all of this
     yield gpu
     gpu.fail = 0
     for tag in sleeping._tags.values():
@@ -198,7 +200,7 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, gpu: Gpu,
                 gpu.fail = 2
                 patch.setattr(torch.cuda, "empty_cache", lambda: setattr(gpu, "fail", 1))  # nothing is cached
             else:
-                patch.setattr(pinning.Arena if failing == "__init__" else parking, failing, fail)
+                patch.setattr(pinning.Arena if failing == "__init__" else machinery, failing, fail)
             act("weights", **({"keep": True} if act is sleep else {}))
         gpu.fail = 0
 
@@ -227,7 +229,7 @@ def test_what_is_used_first_wakes_first(monkeypatch: pytest.MonkeyPatch, gpu: Gp
     tensors = [tensor("weights", 2 * MIB, seed) for seed in range(4)]
     before = [each.clone() for each in tensors]
     asleep = sleep_async("weights")
-    gate, copies, copy = threading.Event(), 0, parking.copy_async
+    gate, copies, copy = threading.Event(), 0, machinery.copy_async
 
     def slow(*arguments: Any, **more: Any) -> Any:
         nonlocal copies
@@ -237,7 +239,7 @@ def test_what_is_used_first_wakes_first(monkeypatch: pytest.MonkeyPatch, gpu: Gp
         return copy(*arguments, **more)
 
     asleep.wait()
-    monkeypatch.setattr(parking, "copy_async", slow)
+    monkeypatch.setattr(machinery, "copy_async", slow)
     first, second, rest = wake_async("weights", [tensors[3], [tensors[1], torch.zeros(3)]])
     first.wait()
     second.wait()

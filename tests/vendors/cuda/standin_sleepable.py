@@ -246,6 +246,18 @@ def test_after_an_error_an_allocation_is_as_it_was(
     assert (contents(memory, queue) == data).all()
 
 
+def test_copies_are_staged_if_the_hosts_memory_cannot_be_locked(
+    standin: StandIn, memory: pinning.Allocation, queue: pinning.Queue
+) -> None:
+    data = noise(memory.size)
+    pinning.copy(memory, data, queue=queue)
+    standin.configure("fail=cuMemHostRegister:1:999")
+    for _ in range(2):
+        pinning.sleep(memory)
+        pinning.wake(memory)
+        assert (contents(memory, queue) == data).all() and not regions()
+
+
 def test_the_hosts_memory_goes_with_the_allocation() -> None:
     memory = pinning.alloc(MIB, device=GPU, sleepable=True, alignment=8 * MIB)
     pinning.sleep(memory)
