@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy
@@ -20,7 +19,6 @@ from child_process import run_in_child
 from folders import PYTHONPATH
 from installed import ROOT, run
 from limits import needs_room_to_lock
-from pinning.copies import Reason
 from pinning_command.run import library
 
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
@@ -184,13 +182,6 @@ def test_the_librarys_name_has_a_version() -> None:
     readelf = shutil.which("readelf") or pytest.skip("needs readelf: apt-get install binutils")
     assert "[libpinning.so.0]" in run(readelf, "-d", c_api.LIBRARY, folder=ROOT)
     assert "PINNING_0" in run(readelf, "-V", c_api.LIBRARY, folder=ROOT)
-
-
-@pytest.mark.parametrize("name", ["", ":0", "foo", "foo:0", "HOST:0", "host:", "host:00", "host:x", "host:0:0"])
-def test_what_names_no_device_is_an_invalid_argument(name: str) -> None:
-    with pytest.raises(c_api.StatusError, match=f'"{name}') as refused:
-        c_api.Map(name)
-    assert refused.value.status == "PINNING_INVALID_ARGUMENT"
 
 
 def c_program(folder: Path, text: str) -> Path:
@@ -583,20 +574,6 @@ def test_the_child_of_a_fork_begins_anew(memory: bytearray) -> None:
         native.unlock(ptr)
 
 
-def test_a_fork_of_native_code_first() -> None:
-    assert child("""
-native = c_api.Map("host:0")
-native.lock(ptr, 100)
-pinning.lock(memoryview(memory)[:10], device="host").unlock()
-if (forked := os.fork()) == 0:
-    assert native.regions() == [] == pinning.regions()
-    with pinning.lock(memory, device="host"):
-        assert native.find(ptr).size == 10000
-    os._exit(0)
-print(os.waitpid(forked, 0)[1], native.find(ptr).references)
-""").split() == ["0", "1"]
-
-
 # ---- limits ----
 
 
@@ -621,85 +598,6 @@ except pytest.skip.Exception as reason:
 
 
 # ---- copies ----
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_batch_of_copies(asynchronous: bool) -> None:
-    draw = numpy.random.default_rng(1)
-    host, there = draw.integers(0, 256, (2, 1 << 20), dtype=numpy.uint8)
-    sizes = draw.integers(1, 8000, 200).astype(numpy.uint64)
-    to = numpy.cumsum(sizes) - sizes
-    origin = draw.integers(0, host.size - sizes).astype(numpy.uint64)
-    expected = there.copy()
-    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
-        expected[a : a + size] = host[b : b + size]
-    native = c_api.Map("host:0")
-    with (
-        pinning.Queue("host:0") as queue,
-        pinning.alloc(there.nbytes, device="host:0") as device,
-        pinning.lock(host[5000:300000], device="host:0"),
-    ):
-        pinning.copy(device, there, queue=queue)
-        batch = numpy.uint64(device.ptr) + to, numpy.uint64(host.ctypes.data) + origin, sizes
-        if asynchronous:
-            gate = threading.Event()
-            queue.call(lambda: gate.wait(60))
-            copy = native.copy_batch_async(queue.handle, *batch)
-            done, region = copy.done(), pinning.find(host[5000:300000])
-            gate.set()
-            copy.wait()
-            assert not done
-            assert region is not None and region.references > 1
-        else:
-            native.copy_batch(*batch)
-        pinning.copy(there, device, queue=queue)
-    assert (there == expected).all()
-    assert native.regions() == []
-
-
-def test_copies_of_one_range() -> None:
-    needs_room_to_lock(72 << 20)  # including the ring
-    size = 20 << 20
-    host, back = numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8), numpy.zeros(size, numpy.uint8)
-    native = c_api.Map("host:0")
-    with pinning.Queue("host:0") as queue, pinning.alloc(size, device="host:0") as device:
-        to, origin = device.ptr, host.ctypes.data
-
-        def how(*stream: int) -> tuple[str, Reason]:
-            copy = native.copy_async(to, origin, size, *stream)
-            path, reason = copy.path, copy.reason
-            copy.wait()
-            native.copy(back.ctypes.data, to, size)
-            assert (back == host).all()
-            back[:] = 0
-            return path, reason
-
-        plan = pinning.explain(device, host, queue=queue)
-        assert how() == how(queue.handle) == (plan.path, plan.reason_code)
-        with pinning.lock(host[: size // 2], device="host:0"):
-            plan = pinning.explain(device, host, queue=queue)
-            assert len(plan.steps) == 2
-            assert how(queue.handle) == (plan.path, plan.reason_code)
-        with pinning.lock(host, device="host:0"):
-            assert how() == how(queue.handle) == ("direct", Reason.LOCKED)
-        with pinning.PinnedMap(pinning.device("host:0")) as others:  # of which the process's map does not know
-            others.lock(origin, size)
-            assert how() == how(queue.handle) == ("direct", Reason.LOCKED)
-    assert native.regions() == []
-
-
-def test_a_copy_holds_what_is_locked_until_it_is_waited_for() -> None:
-    host = numpy.ones(1 << 20, numpy.uint8)
-    native, gate = c_api.Map("host:0"), threading.Event()
-    with pinning.Queue("host:0") as queue, pinning.alloc(host.nbytes, device="host:0") as device:
-        queue.call(lambda: gate.wait(60))
-        with pinning.lock(host, device="host:0"):
-            copy = native.copy_async(device.ptr, host.ctypes.data, host.nbytes, queue.handle)
-        region, done = pinning.find(host), copy.done()
-        gate.set()
-        copy.wait()
-    assert region is not None and not done
-    assert native.regions() == []
 
 
 def test_a_copy_that_is_refused() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import pinning
 from folders import PYTHONPATH
 from standins.child import run_pytest
 from standins.standin import HERE, Driver
@@ -53,6 +54,14 @@ def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
         pytest.skip("needs the CPU of Unified Runtime: pip install '.[ur-cpu]' in a clone")
     environment = {**os.environ, "OCL_ICD_FILENAMES": str(CPU), "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
     print(run_pytest(*SUITE, "--device", "ur:0", "--refuses", environment=environment))
+
+
+def test_the_suite_on_a_real_gpu() -> None:
+    try:
+        pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    print(run_pytest(*SUITE, "--device", "cuda:0", environment=os.environ))
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -84,17 +84,6 @@ def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinnin
         assert (back == array).all()
 
 
-@pytest.mark.parametrize("size", [1000, MIB])
-def test_only_a_part_is_locked(device: FakeMemoryDevice, queue: pinning.Queue, size: int) -> None:
-    array, back = noise(size), numpy.zeros(size, numpy.uint8)
-    with pinning.alloc(size, device=device) as there, pinning.lock(array[10:20], device=device):
-        copy = pinning.copy_async(there, array, queue=queue)
-        run(device, copy.done)
-        assert copy.path == pinning.explain(there, array, queue=queue).path
-        pinning.copy(back, there, queue=queue)
-        assert (back == array).all()
-
-
 def test_host_memory_to_host_memory_in_the_queues_turn(device: FakeMemoryDevice) -> None:
     device.held = True
     with pinning.Queue(device) as queue:

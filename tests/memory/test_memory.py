@@ -149,14 +149,6 @@ def test_host_memory_that_one_device_of_the_context_cannot_reach(fakes: list[Fak
         context.alloc(10, HOST)
 
 
-def test_host_memory_of_the_host_itself() -> None:
-    with pinning.alloc(5000, HOST, device="host") as memory:
-        assert pinning.is_locked(memory, device="host")
-        assert pinning.device("host").is_pinned_ptr(memory.ptr + 4999) == (memory.ptr, 5000, memory.ptr)
-        with pinning.lock(np.asarray(memory)[100:200], device="host") as lock:
-            assert lock.device_ptr == memory.ptr + 100
-
-
 @pytest.mark.parametrize("kind", [HOST, SHARED], ids=lambda kind: kind.value)
 def test_memory_of_the_host_is_a_buffer_of_bytes(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
     for device in (fake, "host"):

@@ -104,7 +104,7 @@ static void arguments(pinning_map *map) {
   SAYS("sizeof(pinning_locker)");
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(NULL, "host:0"));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(&none, NULL));
-  static const char *const names[] = {"host:", "host:x", "host:-1", "host:01", "host:0 ", "host:99999999999", ":", "host:0:0"};
+  static const char *const names[] = {"host:", "HOST:0", "foo", "host:x", "host:-1", "host:01", "host:0 ", "host:99999999999", ":", "host:0:0"};
   for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
     GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(&none, names[i]));
     SAYS(names[i]);

@@ -298,17 +298,14 @@ void unlock_while_another_unlocks() {
 
 /// A lock in pieces whose second piece is in the vendor's call.
 struct Growth {
-  explicit Growth(bool failing_ = false) : failing(failing_) {
+  Growth() {
     vendor.hold(0x2000);
-    budget.set(Budget::unlimited, Budget::unlimited);
     thread = std::jthread([this] { lock(); });
     vendor.wait_for_caller();
   }
   void lock() {
     try {
       map.lock(0x1000, 0x4000, {}, 0x1000);
-    } catch (Refused const&) {
-      refused = true;
     } catch (pinning::StillLocked const&) {
       ended = true;
     } catch (pinning::InvalidRange const&) {
@@ -316,49 +313,15 @@ struct Growth {
     }
   }
   void end() {
-    vendor.release(failing);
+    vendor.release();
     thread.join();
   }
 
-  bool const failing;
-  bool refused = false, ended = false, left = false;
+  bool ended = false, left = false;
   Vendor vendor;
-  Budget budget;
-  PinnedMap map{vendor, budget};
+  PinnedMap map{vendor};
   std::jthread thread;
 };
-
-void what_is_locked_so_far_is_used() {
-  Growth growth;
-  PinnedMap& map = growth.map;
-  auto const region = map.find(0x1800, 0x800);
-  expect(region && region->size == 0x1000 && region->whole == 0x4000 && region->references == 1 && map.size() == 1,
-         "what is locked so far is not found");
-  expect(!map.find(0x1800, 0x801) && !map.find(0x2000), "what is not locked yet is found");
-  expect(map.try_lock(0x1000, 0x1000) && !map.try_lock(0x1000, 0x1001), "what is locked so far is not counted");
-  Hold const inside = map.lock(0x1f00, 0x100);
-  expect(map.holds(inside) && inside.device_ptr == 0x1f00 + locked_offset, "a lock inside is not held");
-  expect(map.try_unlock(inside), "a lock inside cannot be given up");
-  map.unlock(0x1000);
-  try {
-    map.lock(0x1800, 0x4000);
-    fail("locked across the end of what is being locked");
-  } catch (pinning::PartialOverlap const&) {
-  }
-  std::atomic<bool> beyond = false;
-  std::jthread waiting([&] {
-    map.lock(0x2800, 0x100);
-    beyond = true;
-  });
-  let_others_run();
-  expect(!beyond, "locked where nothing is locked yet");
-  growth.end();
-  waiting.join();
-  expect(growth.vendor.locks == 4 && map.find(0x1000, 0x4000)->references == 2, "wrong count once all is locked");
-  map.unlock(0x4fff);
-  map.unlock(0x1000);
-  expect(growth.vendor.held() == 0 && growth.vendor.unlocks == 4 && map.size() == 0, "something stays locked");
-}
 
 void the_lock_that_is_being_taken_is_not_taken_away() {
   Growth growth;
@@ -372,33 +335,6 @@ void the_lock_that_is_being_taken_is_not_taken_away() {
   growth.end();
   unlocking.join();
   expect(growth.vendor.locks == 4 && growth.vendor.held() == 0, "an unlock has not waited for the lock");
-}
-
-void what_others_use_of_a_refused_lock_stays() {
-  for (bool const used : {true, false}) {
-    Growth growth(true);
-    PinnedMap& map = growth.map;
-    std::optional<Hold> inside;
-    if (used) inside = map.lock(0x1800, 0x10);
-    growth.end();
-    expect(growth.refused && growth.vendor.held() == used, "a refused lock leaves something, or takes what others use");
-    if (used) {
-      auto const region = map.find(0x1000, 0x1000);
-      expect(region && region->references == 1 && region->size == 0x1000 && map.holds(*inside), "a lock was lost");
-      try {
-        map.lock(0x3000, 1);
-        fail("locked in a region that was cut short");
-      } catch (pinning::StillLocked const& error) {
-        expect(std::string(error.what()).find("first 4096 bytes") != std::string::npos, "a refusal without the bytes");
-      }
-      expect(map.lock(0x1000, 0x1000).serial == inside->serial, "what was cut short is not counted");
-      map.unlock(0x1000);
-      map.unlock(*inside, true);
-    }
-    expect(growth.vendor.held() == 0 && map.size() == 0, "something stays locked, or what was cut short is kept");
-    expect(growth.budget.figures().locked == 0 && growth.budget.figures().idle == 0, "a wrong account");
-    map.lock(0x3000, 1);
-  }
 }
 
 void memory_leaves_what_grows() {
@@ -1097,9 +1033,7 @@ int main(int argc, char** argv) {
   lock_while_the_last_unlock_is_under_way(true);
   unlock_while_another_unlocks();
   clear_waits_or_leaves();
-  what_is_locked_so_far_is_used();
   the_lock_that_is_being_taken_is_not_taken_away();
-  what_others_use_of_a_refused_lock_stays();
   memory_leaves_what_grows();
   clear_ends_what_grows();
   clear_while_others_make_quick_calls();

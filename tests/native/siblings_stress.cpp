@@ -148,7 +148,6 @@ class Book : public pinning::Registrar {
   void remove(void* handle) override {
     auto const ptr = reinterpret_cast<Address>(handle);
     std::lock_guard const guard(mutex_);
-    if (refuse_removals > 0 && refuse_removals-- > 0) throw Refused("remove");
     auto const found = known_.find(ptr);
     expect(found != known_.end(), "it forgets what it knows");
     expect(vendor_.has(ptr, found->second) || goes, "and before the vendor unlocks it");
@@ -165,13 +164,9 @@ class Book : public pinning::Registrar {
     }
     return true;
   }
-  std::size_t count() {
-    std::lock_guard const guard(mutex_);
-    return known_.size();
-  }
 
   int refuse_after;
-  std::atomic<int> refuse_removals = 0, told = 0;
+  std::atomic<int> told = 0;
   std::atomic<bool> goes;  // being removed, also by a refusal: that does not wait for threads that unlock
 
  private:
@@ -367,56 +362,6 @@ Book& add(PinnedMap& map, Vendor& vendor, std::uint64_t piece = 0, int refuse_af
   return book;
 }
 
-void registrars_are_told() {
-  Scene scene;
-  scene.a.lock(0x1000, 100);
-  Book &first = add(scene.a, scene.vendor), &second = add(scene.a, scene.vendor, 40), &other = add(scene.b, scene.vendor);
-  expect(first.count() == 1 && second.count() == 3 && other.count() == 0, "of what is locked, in pieces");
-  for (int i = 0; i < 100; ++i) scene.a.lock(0x1000 + i, 1);
-  scene.b.lock(0x1000 + 10, 10);
-  expect(first.told == 1 && second.told == 3 && other.told == 1, "once for each region");
-  expect(other.knows(0x1000, 100), "also of what a sibling has registered");
-  for (int i = 0; i < 101; ++i) scene.a.unlock(0x1000);
-  expect(first.count() == 0 && second.count() == 0 && other.count() == 1, "until the last lock of their map");
-  scene.b.unlock(0x1000);
-  expect(other.count() == 0 && scene.vendor.ranges.empty(), "they forget first, and then the vendor unlocks");
-
-  scene.budget.set(1000, 1000);
-  scene.a.unlock(scene.a.lock(0x1000, 100), true);
-  scene.a.lock(0x1000, 100);
-  expect(first.told == 2 && first.count() == 1, "they know what is idle");
-  scene.a.lock(0x2000, 100, {}, 30);
-  expect(first.knows(0x2000, 100) && first.count() == 2, "a region that is locked in pieces is one to them");
-  scene.a.remove_registrar(first);
-  scene.a.clear();
-  expect(second.count() == 0, "nothing is left");
-}
-
-void registrars_refuse() {
-  Scene scene;
-  Book& first = add(scene.a, scene.vendor);
-  Book& second = add(scene.a, scene.vendor, 10, 3);
-  expect(throws<Refused>([&] { scene.a.lock(0x1000, 100); }), "what a registrar throws reaches the caller");
-  expect(first.count() == 0 && second.count() == 0 && scene.vendor.ranges.empty() && !scene.a.find(0x1000),
-         "everything is undone");
-  expect(scene.budget.figures().locked == 0, "and counts no more");
-  Hold const hold = scene.a.lock(0x1000, 100);
-  second.refuse_removals = 1;
-  expect(throws<Refused>([&] { scene.a.unlock(hold); }), "what it does not forget stays");
-  expect(scene.a.holds(hold) && scene.a.find(0x1000) && scene.vendor.has(0x1000, 100), "as before");
-  expect(scene.a.unlock(hold) && scene.vendor.ranges.empty(), "until it does");
-
-  scene.a.lock(0x1000, 100);
-  scene.a.lock(0x2000, 100);
-  expect(throws<Refused>([&] { add(scene.a, scene.vendor, 60, 3); }), "one that refuses what is locked already");
-  expect(first.count() == 2, "is not added");
-  scene.b.lock(0x1000, 100);
-  Book& third = add(scene.c, scene.vendor, 0, 0);
-  expect(throws<Refused>([&] { scene.c.lock(0x1000, 100); }), "nor is what a sibling has registered");
-  expect(third.count() == 0 && !scene.c.find(0x1000) && scene.vendor.has(0x1000, 100), "shared");
-  scene.c.lock(0x1000, 100);
-}
-
 /// Undoes all locks of its map while a region is added to it.
 struct Clearing : pinning::Registrar {
   Clearing(PinnedMap& map, int& known) : map(map), known(known) {}
@@ -564,8 +509,6 @@ int main(int argc, char** argv) {
   refusals();
   a_map_that_goes();
   memory_leaves();
-  registrars_are_told();
-  registrars_refuse();
   a_region_goes_while_a_registrar_is_told_of_it();
   a_registrar_goes_while_it_is_added();
   for (unsigned round = 0; round < 6; ++round) churn(time / 6, 6 * seed + round);

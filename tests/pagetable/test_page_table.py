@@ -224,28 +224,6 @@ def test_ids_are_small_unique_and_used_again(table: PageTable) -> None:
     assert max(ids) < 1000  # so a caller can keep its own data in an array of 1000
 
 
-# ---- a crowded cell ----
-
-
-@pytest.mark.parametrize("cell", [PAGE, 2**21, 2**30], ids="{:#x}".format)
-@pytest.mark.parametrize("shared", ["first", "last", "both"])
-def test_a_region_of_a_cells_size_that_straddles_two_cells(table: PageTable, cell: int, shared: str) -> None:
-    base = 2**41
-    for i in range(2, 12):  # enough for the level above to be split
-        table.insert(base + i * 4 * cell, cell)
-    if shared != "last":
-        table.insert(base, 1)
-    if shared != "first":
-        table.insert(base + 2 * cell - 1, 1)
-    straddling = table.insert(base + cell // 2, cell)
-    for address in (straddling.start, base + cell - 1, base + cell, straddling.end - 1):
-        assert table.find(address) == straddling
-    for address in (base + 1, straddling.start - 1, straddling.end, base + 2 * cell - 2):
-        assert address not in table
-    table.remove(straddling)
-    assert base + cell not in table
-
-
 # ---- batches ----
 
 
@@ -302,12 +280,6 @@ def test_an_empty_batch(ten_pages: PageTable, nothing: object) -> None:
     assert ten_pages.contains_many(nothing, nothing).tolist() == []  # type: ignore[arg-type]
     assert ten_pages.find_many(nothing).tolist() == []  # type: ignore[arg-type]
     assert ten_pages.find_many(nothing).dtype == numpy.int64  # type: ignore[arg-type]
-
-
-def test_addresses_on_both_sides_of_the_middle(table: PageTable) -> None:
-    regions = [table.insert(address, 10) for address in (0, 2**63, TOP - 10)]
-    assert table.find_many([1, 2**63 + 1, TOP - 1]).tolist() == [region.id for region in regions]
-    assert table.contains_many([1, 2**63, 2**63 - 1]).tolist() == [True, True, False]
 
 
 NO_NUMBERS = [None, "abc", [1.5], [None], ["1"], [True], numpy.array([1.0])]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, WAIT, Background, FakeDevice
 from folders import PYTHONPATH
-from limits import locked_kib, needs_room_to_lock
+from limits import needs_room_to_lock
 from pinning import NotLockedError, PinnedMap
 
 BASE, SIZE = 0x10000, 0x1000
@@ -137,26 +136,6 @@ def test_the_child_locks_its_own(device: FakeDevice) -> None:
     run_in_child(child)
     assert parents.held
     parents.unlock()
-
-
-def test_fork_with_the_host_plugin() -> None:
-    values = np.zeros(10 * mmap.PAGESIZE, np.uint8)
-    before = locked_kib()
-    with pinning.lock(values, device="host") as lock:
-        during = locked_kib()
-        assert during > before
-
-        def child() -> None:
-            assert locked_kib() == 0
-            lock.unlock()
-            with pinning.lock(values, device="host") as own:
-                assert own.held
-                assert locked_kib() == during - before
-            assert locked_kib() == 0
-
-        run_in_child(child)
-        assert locked_kib() == during
-    assert locked_kib() == before
 
 
 @pytest.mark.parametrize("method", ["data_lock", "data_unlock"])

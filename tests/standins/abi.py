@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,18 +68,3 @@ def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[s
     command = [compiler, "-std=c++20", "-fsyntax-only", *driver.options, *folders, str(source)]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
-
-
-def check_stand_in(driver: Driver, wrongs: Mapping[str, tuple[str, str]], folder: Path) -> None:
-    """Check that the stand-in does not compile with any of `wrongs`: by error, a text and its wrong replacement."""
-    try:
-        driver.build(folder)
-    except MissingError as missing:
-        pytest.skip(str(missing))
-    right = (Path(__file__).parent / driver.source).read_text()
-    for error, (old, new) in wrongs.items():
-        wrong = right.replace(old, new)
-        assert wrong != right
-        path = folder / "wrong.c"
-        path.write_text(wrong)
-        assert driver.compile(path, folder / "wrong.so").returncode, error

@@ -11,11 +11,11 @@ import pytest
 
 import pinning
 from mapped_memory import PAGE, Memory
-from pinning.errors import PluginUnavailableError, VendorError
+from pinning.errors import VendorError
 from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
 from standins.cases import only
 from standins.standin import StandIn
-from standins.vendors import Vendor, this_vendor
+from standins.vendors import Vendor
 
 
 def test_devices_are_named_and_stay_the_same(standin: StandIn, vendor: Vendor) -> None:
@@ -27,12 +27,6 @@ def test_devices_are_named_and_stay_the_same(standin: StandIn, vendor: Vendor) -
     assert plugin.device(2).description == vendor.description
     if vendor.pci_address:
         assert plugin.device(2).pci_address == vendor.pci_address
-
-
-@pytest.mark.parametrize("index", [-1, this_vendor().count])
-def test_a_device_that_is_not_there(standin: StandIn, vendor: Vendor, index: int) -> None:
-    with pytest.raises(PluginUnavailableError, match=f"no {vendor.name}:{index}.*sees {vendor.count}"):
-        vendor.plugin.device(index)
 
 
 INTERFACES: dict[str, list[type]] = {

@@ -9,19 +9,12 @@ import numpy
 import pytest
 
 import pinning
-from c_api import Map
-from child_process import run_in_child
-from pinning import PinningError, VendorError
+from pinning import VendorError
 from pinning.cli.status import status_of
 from standins.standin import StandIn
 
 NAMES = ["cuda:0", "cuda:1", "cuda:2"]
-SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
 UNIT = 4096
-
-
-def range_of(array: numpy.ndarray) -> tuple[int, int]:
-    return array.ctypes.data, array.nbytes
 
 
 def test_a_copy_to_each_of_several_devices_is_direct(standin: StandIn) -> None:
@@ -94,17 +87,6 @@ def test_what_is_idle_for_one_vendor_is_locked_for_another(standin: StandIn) -> 
     assert listed == {"cuda:0": True, "host:0": False}
 
 
-def test_locked_from_c_too(standin: StandIn) -> None:
-    array = numpy.zeros(5 * UNIT, "u1")
-    native = Map("cuda:1")
-    lock = pinning.lock(array, device="cuda:0")
-    assert native.lock(array.ctypes.data + 10, 20) == array.ctypes.data + 10 + SHIFT
-    lock.unlock()
-    assert standin.registrations() == {range_of(array)}
-    native.unlock(array.ctypes.data)
-    assert standin.registrations() == set()
-
-
 def test_in_the_background_on_two_devices_at_once(standin: StandIn) -> None:
     array = numpy.zeros(64 << 20, "u1")
     pending = [pinning.lock_async(array, device=name, unit=UNIT) for name in NAMES[:2]]
@@ -116,17 +98,3 @@ def test_in_the_background_on_two_devices_at_once(standin: StandIn) -> None:
     locks[0].unlock()
     assert standin.registrations() == pieces
     locks[1].unlock()
-
-
-def test_a_child_has_none_of_it(standin: StandIn) -> None:
-    array = numpy.zeros(5 * UNIT, "u1")
-
-    def child() -> None:
-        assert [pinning.regions(name) for name in NAMES] == [[], [], []]
-        for name in NAMES:
-            with pytest.raises(PinningError):  # CUDA cannot be used in a fork
-                pinning.lock(array, device=name)
-
-    with pinning.locked(array, device="cuda:0"), pinning.locked(array, device="cuda:1"):
-        run_in_child(child)
-        assert standin.registrations() == {range_of(array)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import numpy
 import pytest
 
 import pinning
-from fake_device import in_threads
-from pinning import AlreadyPinnedError, InvalidRangeError, PartialOverlapError, VendorError
+from pinning import AlreadyPinnedError, InvalidRangeError, VendorError
 from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
@@ -54,18 +52,6 @@ def test_locked_memory_reaches_the_gpu_and_comes_back(gpu: CopyDevice, size: int
     assert gpu.is_pinned_ptr(array.ctypes.data) is None
 
 
-def test_locks_are_counted_and_the_driver_is_called_once(gpu: CopyDevice) -> None:
-    array = noise(MIB)
-    with pinning.lock(array, device=gpu) as whole:
-        with pinning.lock(array[1000::-3], device=gpu) as part:
-            assert part.device_ptr == whole.device_ptr + (part.ptr - whole.ptr)
-            assert whole.region is not None
-            assert whole.region.references == 2
-        with pytest.raises(PartialOverlapError):
-            pinning.lock((whole.ptr - 10, 20), device=gpu)
-        assert gpu.is_pinned_ptr(whole.ptr) is not None
-
-
 def test_pieces_are_one_region_with_borders(gpu: CopyDevice) -> None:
     array = noise(MIB)
     with pinning.lock(array, device=gpu, piece=256 << 10) as lock:
@@ -77,31 +63,6 @@ def test_pieces_are_one_region_with_borders(gpu: CopyDevice) -> None:
         assert pieces[1].device_ptr == lock.device_ptr + (256 << 10)  # device pointers are contiguous across a border
         with pytest.raises(VendorError):  # but one copy cannot cross it
             round_trip(gpu, array)
-
-
-def test_memory_that_torch_pinned_is_entered_as_external(gpu: CopyDevice) -> None:
-    torch = pytest.importorskip("torch")
-    tensor = torch.arange(1000, dtype=torch.int32).pin_memory()
-    with pinning.lock(tensor, device=gpu) as lock:
-        assert lock.region is not None
-        assert lock.region.external
-        assert lock.region.size >= 4000  # torch rounds up
-    assert tensor.is_pinned()
-    assert (tensor.cuda().cpu() == tensor).all()
-
-
-def test_memory_that_another_registered_is_entered_as_external(gpu: CopyDevice) -> None:
-    array = noise(MIB)
-    gpu.data_lock(array.ctypes.data, MIB, False)  # behind the map's back
-    with pytest.raises(AlreadyPinnedError):
-        gpu.data_lock(array.ctypes.data + 5, 10, False)
-    with pinning.lock(array[100:200], device=gpu) as lock:
-        assert lock.region is not None
-        assert (lock.region.start, lock.region.size, lock.region.external) == (array.ctypes.data, MIB, True)
-    with pytest.raises(PartialOverlapError):
-        pinning.lock((array.ctypes.data + MIB - 10, 20), device=gpu)
-    assert gpu.is_pinned_ptr(array.ctypes.data) is not None
-    gpu.data_unlock(array.ctypes.data)
 
 
 def test_an_expected_refusal_does_not_surface_in_other_libraries(gpu: CopyDevice) -> None:
@@ -129,33 +90,6 @@ def test_files(gpu: CopyDevice, tmp_path: Path) -> None:
         pytest.raises(InvalidRangeError, match="private read-only mapping"),
     ):
         pinning.lock(private, device=gpu)
-
-
-def test_bytes_and_shared_memory(gpu: CopyDevice) -> None:
-    from multiprocessing.shared_memory import SharedMemory
-
-    with pinning.locked(bytes(100_000), bytearray(100_000), device=gpu) as (one, other):
-        assert one.region != other.region
-    memory = SharedMemory(create=True, size=MIB)
-    try:
-        with pinning.lock(memory, device=gpu) as lock:
-            assert lock.region is not None
-    finally:
-        memory.close()
-        memory.unlink()
-
-
-def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: CopyDevice) -> None:
-    arrays = [noise(MIB) for _ in range(8)]
-
-    def work(array: numpy.ndarray) -> None:
-        # All threads lock a part of array 0, and one the whole, which is refused while only the part is locked.
-        with suppress(PartialOverlapError):
-            for _ in range(20):
-                with pinning.lock(array, device=gpu), pinning.lock(arrays[0][:100], device=gpu):
-                    pass
-
-    in_threads(work, arrays)
 
 
 def test_a_gpu_is_what_the_vendors_bindings_say_that_it_is(gpu: CopyDevice) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pinning
-from pinning import Context, MemoryConnection, MemoryKind, Pool, Queue, VendorError
+from pinning import Context, MemoryConnection, MemoryKind, Pool, Queue
 from pinning_cuda import CudaDevice, plugin
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
@@ -70,30 +70,6 @@ class Holding:
 # ---- allocations ----
 
 
-@kinds
-@pytest.mark.parametrize("size", [1, 1000, 3 * MIB + 5])
-def test_every_kind_holds_data_and_is_told_exactly(gpu: CudaDevice, kind: MemoryKind, size: int) -> None:
-    if kind not in gpu.memory_kinds:
-        pytest.skip(f"this GPU has no memory of kind {kind.name}")
-    data = noise(size)
-    with pinning.alloc(size, kind, device=gpu) as memory:
-        pinning.copy(memory, data)
-        assert (contents(memory) == data).all()
-        info = (kind, memory.ptr, size, gpu, memory.context, None)
-        assert [pinning.memory_info(memory.ptr + at) for at in (0, size // 2, size - 1)] == [info] * 3
-        assert pinning.is_locked(memory.ptr, size, device=gpu) is (kind is HOST)
-        if kind is not DEVICE:
-            assert (np.asarray(memory) == data).all()
-    assert pinning.memory_info(memory.ptr) is None
-
-
-@pytest.mark.parametrize("alignment", [512, 4096, 1 << 20])
-def test_alignment(gpu: CudaDevice, alignment: int) -> None:
-    for kind in gpu.memory_kinds:
-        with pinning.alloc(1000, kind, device=gpu, alignment=alignment) as memory:
-            assert memory.ptr % alignment == 0
-
-
 def test_shared_memory_is_used_from_both_sides_in_turn(gpu: CudaDevice) -> None:
     if SHARED not in gpu.memory_kinds:
         pytest.skip("this GPU has no managed memory")
@@ -117,16 +93,6 @@ def test_host_memory_is_reached_by_all_gpus_of_its_context(gpus: list[CudaDevice
             with context.alloc(MIB, device=gpu) as there:
                 assert pinning.copy(there, memory).path == "direct"
                 assert (contents(there) == data).all()
-
-
-def test_more_memory_than_there_is(gpu: CudaDevice, context: Context) -> None:
-    with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
-        context.alloc(1 << 46)
-    with Queue(gpu) as queue, Pool(context) as pool:
-        with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
-            queue.alloc(1 << 46, pool=pool)
-        assert (pool.used, pool.reserved) == (0, 0)
-        queue.free(queue.alloc(MIB, pool=pool)[0])
 
 
 def test_memory_of_torch_is_its_own(gpu: CudaDevice) -> None:
@@ -173,16 +139,6 @@ def test_a_gpu_uses_its_memory_in_any_context(gpu: CudaDevice) -> None:
         assert pinning.memory_connection((gpu, one), (gpu, other)) is MemoryConnection.UNIFIED
         pinning.fill(memory, 7)
         assert int(view(cupy, memory).sum(dtype=cupy.int64)) == 7 * MIB
-
-
-def test_between_a_gpu_and_the_host(gpu: CudaDevice, context: Context) -> None:
-    """The host cannot access DEVICE memory, so data between them are copied."""
-    assert pinning.memory_connection((gpu, context), ("host", context)) is MemoryConnection.NONE
-    assert pinning.memory_connection(("host", context), (gpu, context)) is MemoryConnection.NONE
-    data = noise(MIB)
-    with context.alloc(MIB) as memory:
-        pinning.copy(memory, data)
-        assert (contents(memory) == data).all()
 
 
 def test_two_gpus_do_what_their_connection_promises(gpus: list[CudaDevice]) -> None:

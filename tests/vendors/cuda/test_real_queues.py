@@ -16,8 +16,8 @@ import pytest
 
 from fake_device import Background
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
-from pinning.errors import PinningError, VendorError
-from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning.errors import VendorError
+from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_cuda import CudaDevice
 
@@ -56,12 +56,6 @@ class Allocations:
         array[:] = 0
         return array
 
-    def fives(self, size: int) -> int:
-        """DEVICE memory of `size` bytes, each of them 5."""
-        ptr, buffer = self(DEVICE, size), Buffer(b"\5" * size)
-        self._gpu.copy(ptr, buffer.ptr, size)
-        return ptr
-
     def free(self) -> None:
         for ptr, kind in self._made:
             self._gpu.free(ptr, kind)
@@ -86,55 +80,6 @@ def in_thread(act: Callable[[], object]) -> None:
 # ---- memory ----
 
 
-@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
-@pytest.mark.parametrize("size", [1, 1000, 3 * MIB + 5])
-def test_memory_is_told_exactly(gpu: CudaDevice, kind: MemoryKind, size: int) -> None:
-    ptr = gpu.allocate(size, kind)
-    info = MemoryInfo(kind, ptr, size, None if kind is HOST else 0)
-    assert [gpu.memory_info(ptr + at) for at in (0, size // 2, size - 1)] == [info] * 3
-    assert ptr % 16 == 0
-    pinned = gpu.is_pinned_ptr(ptr + size - 1)
-    assert pinned == ((ptr, size, ptr) if kind is HOST else None)
-    in_thread(lambda: gpu.free(ptr, kind))
-    assert gpu.memory_info(ptr) is None
-
-
-def test_memory_of_other_libraries_is_told(gpu: CudaDevice) -> None:
-    torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
-    tensor = torch.zeros(1000, dtype=torch.uint8, device="cuda")
-    pinned = torch.zeros(1000, dtype=torch.uint8).pin_memory()
-    array = cupy.zeros(1000, dtype=cupy.uint8)
-    managed = cupy.cuda.malloc_managed(1000)
-    for ptr, kind in [
-        (tensor.data_ptr(), DEVICE),
-        (pinned.data_ptr(), HOST),
-        (array.data.ptr, DEVICE),
-        (managed.ptr, SHARED),
-    ]:
-        info = gpu.memory_info(ptr + 999)
-        assert info
-        assert info.kind is kind
-        assert info.base <= ptr < ptr + 1000 <= info.base + info.size
-        assert info.device == (None if kind is HOST else 0)
-
-
-def test_registered_and_ordinary_memory_is_told(gpu: CudaDevice) -> None:
-    array = noise(10_000)
-    ptr = array.ctypes.data
-    gpu.data_lock(ptr + 10, 5000, False)
-    assert gpu.memory_info(ptr + 5009) == MemoryInfo(HOST, ptr + 10, 5000, None)
-    assert gpu.memory_info(ptr + 9) is gpu.memory_info(ptr + 5010) is None
-    gpu.data_unlock(ptr + 10)
-    for address in (0, 1, ptr, 1 << 47, (1 << 64) - 1):
-        assert gpu.memory_info(address) is None
-
-
-def test_more_memory_than_there_is(gpu: CudaDevice) -> None:
-    for kind in (DEVICE, HOST):
-        with pytest.raises(VendorError, match="CUDA_ERROR_OUT_OF_MEMORY"):
-            gpu.allocate(1 << 46, kind)
-
-
 def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
     source, there, order = memory.array(64 * MIB), gpu.allocate(64 * MIB), memory.array(1)
     for _ in range(10):
@@ -142,10 +87,6 @@ def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: Na
     queue.fill(order.ctypes.data, b"\1", 1)
     gpu.free(there)
     assert order[0] == 1
-
-
-def test_a_gpu_and_itself(gpu: CudaDevice) -> None:
-    assert gpu.connection(CudaDevice("cuda:0")) is MemoryConnection.UNIFIED
 
 
 # ---- work ----
@@ -185,30 +126,6 @@ def test_rows(queue: NativeQueue, memory: Allocations, pageable: bool) -> None:
     assert (target.reshape(200, 300) == expected).all()
 
 
-@pytest.mark.parametrize("value", [b"\x07", b"\x01\xfe", b"\x01\x02\x03\xfc"])
-@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
-def test_fills(queue: NativeQueue, memory: Allocations, kind: MemoryKind, value: bytes) -> None:
-    there, target = memory(kind, 4000), memory.array(4001)
-    queue.fill(there, value, 1000)
-    queue.copy(target.ctypes.data, there, 1000 * len(value))
-    queue.synchronize()
-    assert bytes(target[: 1000 * len(value) + 1]) == value * 1000 + b"\0"
-
-
-def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
-    source, target = memory.fives(20), memory.array(20)
-    queue.copy(target.ctypes.data, source, 10)
-    with HeldQueue(queue) as held:
-        queue.copy(target.ctypes.data + 10, source + 10, 10)
-        assert held.begun.wait(60)
-        assert list(target) == [5] * 10 + [0] * 10
-        assert not queue.done()
-        held.release()
-        queue.synchronize()
-    assert list(target) == [5] * 20
-    assert queue.done()
-
-
 def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory.array(10), memory.array(10)
     source[:] = 5
@@ -222,40 +139,6 @@ def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue,
         assert target.all()
 
 
-def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
-    libc = ctypes.CDLL(None)
-    lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
-    libc.pthread_mutex_lock(lock)
-    queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
-    event = queue.record()
-    time.sleep(0.01)
-    assert not event.done()
-    libc.pthread_mutex_unlock(lock)
-    event.wait()
-
-
-@pytest.mark.parametrize("start", [0, 2**32 - 2], ids=["zero", "wrapping"])
-def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(
-    queue: NativeQueue, memory: Allocations, start: int
-) -> None:
-    words = memory.array(8).view(numpy.uint32)
-    source, target = memory.fives(10), memory.array(10)
-    words[0] = start
-    assert queue.waits_for_values
-    queue.wait_value(words.ctypes.data, (start + 3) % 2**32)
-    queue.copy(target.ctypes.data, source, 10)
-    queue.write_value(words.ctypes.data + 4, 77)
-    for step in (1, 2):
-        words[0] = (start + step) % 2**32
-        time.sleep(0.01)
-        assert not queue.done()
-    assert not target.any()
-    words[0] = (start + 5) % 2**32
-    queue.synchronize()
-    assert target.all()
-    assert words[1] == 77
-
-
 def test_a_copy_across_the_border_of_a_lock_is_refused(
     gpu: CudaDevice, queue: NativeQueue, memory: Allocations
 ) -> None:
@@ -266,67 +149,6 @@ def test_a_copy_across_the_border_of_a_lock_is_refused(
     assert (raised.value.call, raised.value.code) == ("cuMemcpyAsync", 1)
     gpu.data_unlock(array.ctypes.data)
     queue.copy(there, array.ctypes.data, MIB)
-
-
-# ---- events ----
-
-
-def test_events_are_reached_in_order_and_tell_the_time(queue: NativeQueue, memory: Allocations) -> None:
-    source, there = memory.array(64 * MIB), memory(DEVICE, 64 * MIB)
-    first = queue.record()
-    with HeldQueue(queue) as held:
-        for _ in range(8):
-            queue.copy(there, source.ctypes.data, source.nbytes)
-        second = queue.record()
-        first.wait()
-        assert not second.done()
-        with pytest.raises(VendorError, match="CUDA_ERROR_NOT_READY"):
-            second.seconds_since(first)
-        held.release()
-        second.wait()
-    third = queue.record()
-    third.wait()
-    assert 0 < second.seconds_since(first) <= third.seconds_since(first) < 60
-
-
-def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
-    source, target, other = memory.fives(10), memory.array(10), gpu.make_queue()
-    with HeldQueue(other) as held:
-        queue.wait(other.record())  # the event may be recorded again from now on
-        other.record()
-        queue.copy(target.ctypes.data, source, 10)
-        assert held.begun.wait(60)
-        time.sleep(0.01)
-        assert not queue.done()
-        assert not target.any()
-    queue.synchronize()
-    assert target.all()
-    other.close()
-
-
-def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> None:
-    source, target, queue = memory.fives(10), memory.array(10), gpu.make_queue()
-    with HeldQueue(queue) as held:
-        queue.copy(target.ctypes.data, source, 10)
-        event = queue.record()
-        queue.close()
-        assert not event.done()
-        held.release()
-        event.wait()
-    assert target.all()
-    with pytest.raises(PinningError, match="closed"):
-        queue.copy(target.ctypes.data, source, 10)
-
-
-def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: NativeQueue) -> None:
-    with HeldQueue(queue) as held:
-        waits = [queue.record().wait, queue.synchronize, gpu.synchronize]
-        threads = [Background(wait) for wait in waits]
-        time.sleep(0.05)
-        assert all(thread.is_alive() for thread in threads)
-        held.release()
-        for thread in threads:
-            thread.join()
 
 
 # ---- contexts ----
@@ -518,28 +340,6 @@ os._exit(0)  # other libraries' ends are not ours to test
 """)
     assert {line.rsplit(" ", 1)[1] for line in said.splitlines()} == {"700"}, said
     assert len(said.splitlines()) == 10
-
-
-def test_a_fork_is_refused_and_its_events_go_without_a_crash(gpu: CudaDevice) -> None:
-    said = run("""
-event, spare = queue.record(), queue.record()
-del spare
-event.wait()
-child = os.fork()
-if not child:
-    refused = 0
-    for act in (queue.record, queue.done, queue.close, event.done, event.wait, lambda: queue.copy(1, 1, 1)):
-        try:
-            act()
-        except PinningError as error:
-            refused += "fork" in str(error)
-    del event, queue, act
-    sys.exit(refused)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-event.wait()
-queue.synchronize()
-""")
-    assert said == "6\n"
 
 
 @pytest.mark.parametrize("end", ["", "queue.close()"])

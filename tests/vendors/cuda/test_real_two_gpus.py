@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy
 import pytest
 
@@ -31,24 +29,6 @@ def is_pinned(array: numpy.ndarray) -> bool:
     answers = {pinning.device(name).is_pinned_ptr(array.ctypes.data) is not None for name in NAMES}
     assert len(answers) == 1
     return answers.pop()
-
-
-@pytest.mark.parametrize(("first", "gone"), list(itertools.product((0, 1), repeat=2)))
-def test_an_array_stays_registered_until_both_have_unlocked_it(first: int, gone: int) -> None:
-    array, back = noise(64 * MIB), numpy.zeros(64 * MIB, numpy.uint8)
-    locks = {which: pinning.lock(array, device=NAMES[which]) for which in (first, 1 - first)}
-    assert not any(lock.region is None or lock.region.external for lock in locks.values())
-    locks.pop(gone).unlock()
-    assert is_pinned(array)
-    stays = NAMES[1 - gone]
-    with pinning.alloc(array.nbytes, device=stays) as there:
-        copy = pinning.copy_async(there, array)
-        assert copy.path == "direct"
-        copy.wait()
-        pinning.copy(back, there)
-    assert (back == array).all()
-    locks[1 - gone].unlock()
-    assert not is_pinned(array)
 
 
 @pytest.mark.parametrize("locked", [True, False])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from child_process import run_as_ordinary_user, run_in_child
 from mapped_memory import locked_pages, map_apart
 from pinning import PinnedMap
-from pinning.errors import InvalidRangeError, LockLimitError, NotLockedError, VendorError
+from pinning.errors import InvalidRangeError, LockLimitError, VendorError
 from pinning.plugin import MemoryInfo, MemoryKind, PinnedInfo
 from pinning_host import plugin
 from pinning_host.device import HostDevice
@@ -84,15 +84,6 @@ class TestLock:
             assert locked_pages(ptr, ptr + 3 * PAGE) == {0, 1, 2}
             device.data_unlock(ptr)
             assert locked_pages(ptr, ptr + 3 * PAGE) == set()
-
-    def test_unlock_of_what_is_not_a_locked_base(self, device: HostDevice, arena: Arena) -> None:
-        device.data_lock(arena.start, 2 * PAGE, None)
-        for ptr in (arena.page(1), arena.page(4), 0):
-            with pytest.raises(NotLockedError, match=f"{ptr:#x}"):
-                device.data_unlock(ptr)
-        device.data_unlock(arena.start)
-        with pytest.raises(NotLockedError):
-            device.data_unlock(arena.start)
 
 
 class TestFailedLock:

@@ -133,14 +133,6 @@ def test_rows(
     assert host_bytes(target, len(DATA)) == expected
 
 
-def test_rows_of_pageable_memory(queue: NativeQueue, memory: Allocations) -> None:
-    source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
-    queue.copy_2d(there, 16, source.ptr, 64, 10, 5)
-    queue.copy_2d(target.ptr, 10, there, 16, 10, 5)
-    queue.synchronize()
-    assert target.bytes_[:50] == b"".join(DATA[64 * row : 64 * row + 10] for row in range(5))
-
-
 def test_nothing_is_copied(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     there = memory(DEVICE)
     standin.configure()

@@ -10,10 +10,9 @@ import pytest
 from usm import host_memory, page_is_locked, shared_memory
 
 import pinning
-from fake_device import in_threads
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError, VendorError
-from pinning.plugin import MemoryInfo, MemoryKind
+from pinning.plugin import MemoryKind
 from pinning_ur import SONAME, plugin
 
 CPU = plugin.device(0)
@@ -27,32 +26,6 @@ def test_the_cpu_is_a_device() -> None:
     assert library.name == "libur_loader.so.0"
     assert library.version.startswith("0.1")
     assert "OpenCL" in library.version
-
-
-@pytest.mark.parametrize("size", [1, 100, 4096, (4 << 20) + 3])
-def test_bytes_go_to_the_device_and_come_back(size: int) -> None:
-    source, target = Memory(size // PAGE + 1), Memory(size // PAGE + 1)
-    data = bytes(at * 7 % 251 for at in range(1 << 12)) * (size // (1 << 12) + 1)
-    ctypes.memmove(source.ptr, data, size)
-    there = CPU.allocate(size)
-    CPU.copy(there, source.ptr, size)
-    CPU.copy(target.ptr, there, size)
-    CPU.free(there)
-    assert ctypes.string_at(target.ptr, size) == data[:size]
-
-
-def test_threads_copy_at_once() -> None:
-    def work(value: int) -> None:
-        memory = Memory(2)
-        ctypes.memset(memory.ptr, value, PAGE)
-        there = CPU.allocate(PAGE)
-        for _ in range(20):
-            CPU.copy(there, memory.ptr, PAGE)
-            CPU.copy(memory.ptr + PAGE, there, PAGE)
-            assert ctypes.string_at(memory.ptr + PAGE, PAGE) == bytes([value]) * PAGE
-        CPU.free(there)
-
-    in_threads(work, range(1, 5))
 
 
 def test_host_memory_of_the_vendor_is_found_from_the_inside() -> None:
@@ -118,16 +91,6 @@ def test_the_vendors_errors_have_its_names() -> None:
 
 
 # ---- memory and queues ----
-
-
-@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
-def test_each_kind_of_memory_is_known_from_the_inside(kind: MemoryKind) -> None:
-    assert kind in CPU.memory_kinds
-    ptr = CPU.allocate(5000, kind)
-    assert CPU.memory_info(ptr + 4999) == MemoryInfo(kind, ptr, 5000, None if kind is MemoryKind.HOST else 0)
-    assert CPU.memory_info(ptr + 5000) is None
-    CPU.free(ptr, kind)
-    assert CPU.memory_info(ptr) is None
 
 
 def test_work_is_done_in_order_and_events_tell_when() -> None:

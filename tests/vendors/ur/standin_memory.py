@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from mapped_memory import Memory
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_ur import UrPlugin, plugin
 from standins.standin import StandIn
@@ -21,14 +20,6 @@ def test_devices_of_other_platforms_are_counted_on(standin: StandIn) -> None:
     ptr = OPENCL.allocate(10)
     assert OPENCL.memory_info(ptr) == MemoryInfo(DEVICE, ptr, 10, 2)
     OPENCL.free(ptr)
-
-
-def test_a_lock_is_told_by_its_bytes_and_not_by_its_pages(standin: StandIn) -> None:
-    memory = Memory(1)
-    FIRST.data_lock(memory.ptr + 10, 100, False)
-    assert FIRST.memory_info(memory.ptr + 109) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
-    assert FIRST.memory_info(memory.ptr + 110) is None
-    FIRST.data_unlock(memory.ptr + 10)
 
 
 # ---- connections ----
