@@ -193,25 +193,6 @@ bool throws(Body&& body) {
   return false;
 }
 
-void any_order() {
-  std::array<int, 3> order{0, 1, 2};
-  do {
-    Scene scene;
-    std::array<PinnedMap*, 3> maps{&scene.a, &scene.b, &scene.c};
-    for (PinnedMap* map : maps) map->lock(0x1000, 100);
-    expect(scene.vendor.locks == 1, "there is one registration for all");
-    expect(scene.budget.figures().locked == 100, "it counts once");
-    expect(scene.b.find(0x1010)->device_ptr_of(0x1010) == 0x1010 + scene.gpu1.offset, "each device has its own address");
-    expect(!scene.b.find(0x1010)->external, "it is not someone else's");
-    for (int i = 0; i < 3; ++i) {
-      expect(scene.vendor.has(0x1000, 100), "it is registered while somebody has a lock");
-      maps[order[i]]->unlock(0x1050);
-      expect(!maps[order[i]]->find(0x1000), "who has given it up finds it no more");
-    }
-    expect(scene.vendor.ranges.empty() && scene.budget.figures().locked == 0, "the last one gives it back");
-  } while (std::next_permutation(order.begin(), order.end()));
-}
-
 void inside_and_across() {
   Scene scene;
   scene.a.lock(0x1000, 100);
@@ -229,18 +210,6 @@ void inside_and_across() {
   expect(scene.vendor.has(0x1000, 100), "c has it still");
   scene.c.unlock(0x1000);
   expect(scene.vendor.ranges.empty(), "nobody has it");
-}
-
-void pieces_are_shared() {
-  Scene scene;
-  scene.a.lock(0x1000, 100, {}, 40);
-  scene.b.lock(0x1000 + 35, 10);  // across a border
-  auto const region = scene.b.find(0x1000, 100);
-  expect(region && region->piece == 40 && !region->in_one_piece(0x1000 + 35, 10), "borders are where they are");
-  scene.a.unlock(0x1000);
-  expect(scene.vendor.ranges.size() == 3 && scene.vendor.locks == 3, "all pieces stay");
-  scene.b.unlock(0x1000);
-  expect(scene.vendor.ranges.empty() && scene.budget.figures().locked == 0, "all pieces go");
 }
 
 void within_the_budget() {
@@ -332,18 +301,6 @@ void refusals() {
   scene.a.unlock(scene.a.lock(0x4000, 100, {.coherence = Coherence::coarse}), true);
   scene.b.lock(0x4000, 10, {.coherence = Coherence::fine});
   expect(!scene.a.has_idle() && scene.vendor.ranges[0x4000].size == 10, "what is idle and coarse gives way");
-}
-
-void a_map_that_goes() {
-  Scene scene;
-  {
-    PinnedMap brief(scene.gpu0, scene.budget);
-    brief.lock(0x1000, 100);
-    scene.b.lock(0x1000, 100);
-  }
-  expect(scene.vendor.has(0x1000, 100), "what it has registered stays");
-  scene.b.unlock(0x1000);
-  expect(scene.vendor.ranges.empty(), "and goes with the last");
 }
 
 void memory_leaves() {
@@ -500,14 +457,11 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
 int main(int argc, char** argv) {
   std::chrono::duration<double> const time(argc > 1 ? std::atof(argv[1]) : 3);
   unsigned const seed = argc > 2 ? static_cast<unsigned>(std::strtoul(argv[2], nullptr, 0)) : 1;
-  any_order();
   inside_and_across();
-  pieces_are_shared();
   within_the_budget();
   idle_moves_over();
   one_waits_for_the_other();
   refusals();
-  a_map_that_goes();
   memory_leaves();
   a_region_goes_while_a_registrar_is_told_of_it();
   a_registrar_goes_while_it_is_added();

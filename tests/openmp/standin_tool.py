@@ -89,21 +89,6 @@ def test_a_mapped_buffer_is_locked_whole_at_its_second_transfer(standin: StandIn
     runtime.unmap(at(memory, 1))
 
 
-def test_it_is_locked_before_the_transfer(standin: StandIn, memory: Memory) -> None:
-    runtime.map(memory.ptr, 4 * PAGE)
-    move(memory, 0, 4)
-    with runtime.to_device(memory.ptr, 4 * PAGE):
-        assert locked(standin, memory) == {(0, 4)}
-    runtime.unmap(memory.ptr)
-
-
-def test_a_small_buffer_is_left_alone(standin: StandIn, memory: Memory) -> None:
-    runtime.map(memory.ptr, PAGE - 1)
-    move(memory, 0, 0.5, times=5)
-    runtime.unmap(memory.ptr)
-    assert locked(standin, memory) == set()
-
-
 def test_transfers_are_counted_over_mappings(standin: StandIn, memory: Memory) -> None:
     for _ in range(2):
         runtime.map(memory.ptr, 4 * PAGE)
@@ -153,12 +138,6 @@ def test_memory_that_moves_is_unlocked_first(standin: StandIn) -> None:
     moved = libc.mremap(memory.ptr, memory.size, 2 * memory.size, 1)
     assert standin.registrations() == set()
     libc.munmap(moved, 2 * memory.size)
-
-
-def test_a_new_mapping_in_the_place_of_a_locked_one_unlocks_it(standin: StandIn, memory: Memory) -> None:
-    move(memory, 0, 4, times=2)
-    assert libc.mmap(memory.ptr, PAGE, READ_WRITE, FIXED, -1, 0) == memory.ptr
-    assert locked(standin, memory) == set()
 
 
 needs_userfaultfd = pytest.mark.skipif(not kernel_tells(), reason="needs userfaultfd, which is refused here")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import resource
 import shutil
 import subprocess
@@ -222,6 +223,43 @@ def test_ids_are_small_unique_and_used_again(table: PageTable) -> None:
     ids = [region.id for region in table]
     assert len(set(ids)) == 1000
     assert max(ids) < 1000  # so a caller can keep its own data in an array of 1000
+
+
+# ---- all at random; the table itself: tests/native/page_table_model.cpp ----
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("top", [1 << 14, TOP], ids=["from 0 on", "up to 2**64"])
+def test_it_answers_as_a_list_of_ranges_does(table: PageTable, top: int, seed: int) -> None:
+    draw, model, gone = random.Random(seed), dict[int, Region](), list[Region]()
+
+    def holder(start: int, size: int) -> Region | None:
+        return next((each for each in model.values() if each.start <= start and start + size <= each.end), None)
+
+    for _ in range(200):
+        start = top - (1 << 14) + draw.randrange(1 << 14)
+        size = min(draw.choice([1, 15, 16, 17, 100, PAGE]), top - start)
+        meeting = sorted(each for each in model if each < start + size and start < model[each].end)
+        assert [each.start for each in table.overlapping(start, size)] == meeting
+        if not meeting:
+            model[start] = table.insert(start, size)
+        elif draw.random() < 0.5:
+            gone.append(model.pop(meeting[0]))
+            table.remove(draw.choice([gone[-1], gone[-1].start]))
+        else:
+            with pytest.raises(OverlapError):
+                table.insert(start, size)
+        if gone and gone[-1] not in model.values():
+            with pytest.raises(AbsentError):
+                table.remove(gone[-1])
+        assert list(table) == sorted(model.values(), key=lambda each: each.start)
+        asked = [each + at for each in (start, *meeting) for at in (-1, 0, size - 1, size) if 0 <= each + at < TOP]
+        found = [holder(each, 1) for each in asked]
+        assert [table.find(each) for each in asked] == found
+        assert table.find_many(asked).tolist() == [-1 if each is None else each.id for each in found]
+        assert [table.find_range(each, size) for each in asked] == [holder(each, size) for each in asked]
+        words = numpy.array(asked, numpy.uint64)
+        assert table.contains_many(words, size).tolist() == [holder(each, size) is not None for each in asked]
 
 
 # ---- batches ----
