@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,7 +151,12 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         memory = arena.allocate(100)  # usable already
         memory.asarray()[:] = 1
         memory.free()
-        slow.opened.set()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(arena.device_ptr_of, arena.ptr + SIZE - 1)  # waits until it is locked
+            early = wait([asked], timeout=0.05).done
+            slow.opened.set()
+            assert not early
+            assert asked.result(WAIT) == arena.ptr + SIZE - 1 + LOCKED_OFFSET
         arena.wait(1, timeout=WAIT)
         assert arena.progress == SIZE
         asyncio.run(awaited(arena))
@@ -283,11 +289,12 @@ def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
         with pytest.raises(StillInUseError, match="1 exported buffer"):
             arena.close()
         bytes_of_it.release()
-        with (
-            pinning.lock((arena.ptr, 10), device=device),
-            pytest.raises(StillLockedError, match="there is a lock in"),
-        ):
-            arena.close()
+        for each in (device, FakeDevice("fake:1")):  # also for a device that is not the arena's
+            with (
+                pinning.lock((arena.ptr, 10), device=each),
+                pytest.raises(StillLockedError, match="there is a lock in"),
+            ):
+                arena.close()
         arena.allocate(10).free()
 
 

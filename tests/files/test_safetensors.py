@@ -335,6 +335,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_written_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write(tmp_path / "b", {"b": ("U8", [100], noise(100).tobytes())})
     path = write(tmp_path / "a", {"a": ("U8", [100], noise(100).tobytes())})
 
     def copy(*arguments: Any, **more: Any) -> Any:
@@ -344,8 +345,10 @@ def test_a_file_that_is_written_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
 
     loading_copy = loading.copy_parts
     monkeypatch.setattr(loading, "copy_parts", copy)
-    with pytest.raises(pinning.FileError, match="written while it was read"):
-        load(path)
+    for paths in (path, [other, path]):
+        with pytest.raises(pinning.FileError, match="written while it was read"):
+            load(paths)
+        os.utime(path, (2, 2))
     assert descriptors_of(path) == 0
 
 
