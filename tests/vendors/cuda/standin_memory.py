@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver as cuda
 
+import pinning
 from fake_device import Background
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_cuda import plugin
@@ -42,3 +43,13 @@ def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> No
 def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:
     standin.configure("fail=cuCtxEnablePeerAccess:1:711")
     assert plugin.device(1).connection(plugin.device(3)) is MemoryConnection.MIGRATABLE
+
+
+def test_an_address_of_another_gpu_is_not_taken_for_the_asked_ones(standin: StandIn) -> None:
+    """Of memory that only the driver knows, asked by the queue's own GPU."""
+    owner = plugin.device(1)
+    theirs = owner.allocate(4096)
+    with pinning.Queue("cuda:0") as queue, pinning.alloc(4096, device="cuda:0") as here:
+        assert pinning.explain(here, theirs, 4096, queue=queue).reason == "cuda:1 copies to cuda:0 itself"
+        assert pinning.explain(theirs, here, 4096, queue=queue).reason == "cuda:0 copies to cuda:1 itself"
+    owner.free(theirs)
