@@ -19,7 +19,9 @@ import pytest
 
 from child_process import ordinary_user
 from limits import needs_room_to_lock
+from pinning.cli import doctor
 from pinning.cli.units import duration, rate
+from pinning.machine.room import Room
 from standins import libcuda, libhost
 from standins.standin import Driver
 
@@ -352,6 +354,14 @@ def announce(folder: Path, name: str, program: str | None) -> str:
     return str(folder)
 
 
+def test_doctor_advises_on_the_tightest_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, tight = (Room(name, 1 << 30, free, f"raise {name}") for name, free in (("wide", 1 << 29), ("tight", 1 << 20)))
+    monkeypatch.setattr(doctor, "cgroup_memory", lambda: (wide, tight))
+    monkeypatch.setattr(doctor, "tightest_memory", lambda: tight)
+    said = [each for each in doctor.run().advice if each.command.startswith("raise")]
+    assert said == [doctor.Advice("tight leaves 1 MiB", "raise tight")]
+
+
 def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
     make = "import os, pinning; pinning.Arena(4096, [], name='doctor').asarray()[:] = 1; os._exit(0)"
     with TemporaryDirectory(dir=_SHARED_MEMORY) as folder:  # where no other process makes one
@@ -460,13 +470,16 @@ class device:
     def data_lock(*arguments):
         raise VendorError("acmeLock", 44, "UNSUPPORTED", "its driver cannot lock")
     data_unlock = is_pinned_ptr = staticmethod(lambda ptr: None)
+class forgetful(device):
+    name, data_lock = "acme:1", staticmethod(lambda ptr, size, read_only: ptr)
 class plugin:
     name = "acme"
-    device_count = staticmethod(lambda: 1)
-    device = staticmethod(lambda index: device)
+    device_count = staticmethod(lambda: 2)
+    device = staticmethod(lambda index: (device, forgetful)[index])
 """
     python_path = announce(tmp_path, "acme", program)
     rows = {row["name"]: row for row in pinning.json("doctor", python_path=python_path)["devices"]}
+    assert "reports that the page is not pinned" in rows["acme:1"]["problem"]
     assert (rows["acme:0"]["default"], rows["acme:0"]["locks"]) == (False, False)
     assert "its driver cannot lock" in rows["acme:0"]["problem"]
     said = pinning.text("doctor", python_path=python_path)

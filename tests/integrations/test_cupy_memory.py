@@ -19,7 +19,7 @@ from pinning.conformance.faults import eventually
 def of_cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     stub: Any = ModuleType("cupy")
     stub.cuda = SimpleNamespace(
-        Device=lambda: SimpleNamespace(id=0), PinnedMemoryPointer=lambda memory, offset: SimpleNamespace(memory=memory)
+        Device=lambda: SimpleNamespace(id=1), PinnedMemoryPointer=lambda memory, offset: SimpleNamespace(memory=memory)
     )
     monkeypatch.setitem(sys.modules, "cupy", stub)
     monkeypatch.delitem(sys.modules, "pinning.cupy", raising=False)
@@ -38,7 +38,7 @@ def test_pinned_memory_that_is_dropped_waits_for_no_driver(of_cupy: Any, monkeyp
             self.freed_by = threading.get_ident()
 
     memory = Memory()
-    monkeypatch.setattr(of_cupy, "alloc", lambda size, kind, device: memory)
+    monkeypatch.setattr(of_cupy, "alloc", lambda size, kind, device: memory if device == "cuda:1" else None)
     pointer = of_cupy.pinned_memory(100)
     assert (pointer.memory.ptr, pointer.memory.size, memory.freed_by) == (4096, 100, 0)
     del pointer
