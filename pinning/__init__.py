@@ -148,7 +148,7 @@ __all__ = [
 
 
 # Imported on first access: some import another library, and many programs need none of them.
-_ON_DEMAND = {"arena", "arrays", "build", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "sleeping", "torch"}
+_ON_DEMAND = {"arena", "arrays", "build", "files", "sleeping", *("cuda_core", "cupy", "dask", "nixl", "numba", "ray", "torch")}
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
     "Arena": "pinning.arena",

@@ -151,7 +151,7 @@ def alloc(
         HOST memory that the host does not cache, for data that the host writes sequentially and only the device reads.
         The device may read it faster; the host reads it very slowly.
     sleepable : bool
-        DEVICE memory of an NVIDIA GPU that `pinning.sleep` can give back while its addresses stay reserved.
+        DEVICE memory of an NVIDIA GPU that `pinning.sleeping.sleep` can give back while its addresses stay reserved.
 
     Returns
     -------

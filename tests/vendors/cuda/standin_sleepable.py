@@ -164,15 +164,15 @@ def test_an_allocation_sleeps_and_wakes_with_its_contents_or_without(
     ptr, data = memory.ptr, noise(memory.size)
     pinning.copy(memory, data, queue=queue)
     for _ in range(2):
-        pinning.sleep(memory)
-        pinning.sleep(memory)
+        pinning.sleeping.sleep(memory)
+        pinning.sleeping.sleep(memory)
         assert live("memory") == 0 and pinning.memory_info(ptr).base == ptr  # type: ignore[union-attr]
-        pinning.wake(memory)
-        pinning.wake(memory)
+        pinning.sleeping.wake(memory)
+        pinning.sleeping.wake(memory)
         assert memory.ptr == ptr and (contents(memory, queue) == data).all()
-    pinning.sleep_async(memory, keep=False).wait()
+    pinning.sleeping.sleep_async(memory, keep=False).wait()
     assert live("memory") == 0
-    pinning.wake_async(memory).wait()
+    pinning.sleeping.wake_async(memory).wait()
     assert live("memory") == 1
     pinning.copy(memory, data, queue=queue)
     assert (contents(memory, queue) == data).all()
@@ -183,11 +183,11 @@ def test_allocations_sleep_independently_on_several_gpus(queue: pinning.Queue) -
         some = [stack.enter_context(pinning.alloc(1000 + i, device=f"cuda:{i % 2}", sleepable=True)) for i in range(4)]
         for i, each in enumerate(some):
             pinning.fill(each, i, queue=queue)
-        pinning.sleep(*some)
+        pinning.sleeping.sleep(*some)
         assert live("memory") == 0
-        pinning.wake(some[2])
+        pinning.sleeping.wake(some[2])
         assert live("memory") == 1 and (contents(some[2], queue) == 2).all()
-        pinning.wake(*some)
+        pinning.sleeping.wake(*some)
         assert all((contents(each, queue) == i).all() for i, each in enumerate(some))
     assert eventually(lambda: not regions())
 
@@ -201,7 +201,7 @@ def test_what_sleeps_is_neither_copied_nor_filled(
     monkeypatch.setattr(costs, "threads", max(2, costs.threads))
     c = alloc(MIB)
     assert c
-    pinning.sleep(memory)
+    pinning.sleeping.sleep(memory)
     assert _lib.pinning_sleep(c, 1) == 0
     host, other = numpy.zeros(MIB, numpy.uint8), numpy.zeros(100, numpy.uint8)
     with pinning.lock(other, device=GPU), pinning.alloc(MIB, device=GPU) as awake:
@@ -222,7 +222,7 @@ def test_what_sleeps_is_neither_copied_nor_filled(
     with pytest.raises(InvalidRangeError, match="asleep"):
         pinning.memory_info(c)
     free(c)
-    pinning.wake(memory)
+    pinning.sleeping.wake(memory)
     pinning.fill(memory, 3, queue=queue)
     assert (contents(memory, queue) == 3).all()
 
@@ -234,15 +234,15 @@ def test_after_an_error_an_allocation_is_as_it_was(
     pinning.copy(memory, data, queue=queue)
     standin.configure("fail=cuMemUnmap:1:999")
     with pytest.raises(pinning.VendorError):
-        pinning.sleep(memory)
+        pinning.sleeping.sleep(memory)
     assert live("memory") == 1 and (contents(memory, queue) == data).all()
     standin.configure()
-    pinning.sleep(memory)
+    pinning.sleeping.sleep(memory)
     standin.configure("fail=cuMemCreate:1:2")
     with pytest.raises(OutOfMemoryError):
-        pinning.wake(memory)
+        pinning.sleeping.wake(memory)
     assert live("memory") == 0
-    pinning.wake(memory)
+    pinning.sleeping.wake(memory)
     assert (contents(memory, queue) == data).all()
 
 
@@ -253,14 +253,14 @@ def test_copies_are_staged_if_the_hosts_memory_cannot_be_locked(
     pinning.copy(memory, data, queue=queue)
     standin.configure("fail=cuMemHostRegister:1:999")
     for _ in range(2):
-        pinning.sleep(memory)
-        pinning.wake(memory)
+        pinning.sleeping.sleep(memory)
+        pinning.sleeping.wake(memory)
         assert (contents(memory, queue) == data).all() and not regions()
 
 
 def test_the_hosts_memory_goes_with_the_allocation() -> None:
     memory = pinning.alloc(MIB, device=GPU, sleepable=True, alignment=8 * MIB)
-    pinning.sleep(memory)
+    pinning.sleeping.sleep(memory)
     assert memory.ptr % (8 * MIB) == 0 and eventually(lambda: regions() > 0)
     memory.free()
     assert live("reserved") == 0 and eventually(lambda: not regions())
@@ -269,11 +269,11 @@ def test_the_hosts_memory_goes_with_the_allocation() -> None:
 def test_which_allocations_cannot_sleep(memory: pinning.Allocation, queue: pinning.Queue) -> None:
     with pinning.alloc(5, device=GPU) as other:
         pinning.fill(other, 7, queue=queue)
-        for act in (pinning.sleep, pinning.wake):
+        for act in (pinning.sleeping.sleep, pinning.sleeping.wake):
             with pytest.raises(InvalidRangeError, match="allocate it as sleepable"):
                 act(other)
         assert (contents(other, queue) == 7).all()
-    for act in (pinning.sleep, pinning.wake):
+    for act in (pinning.sleeping.sleep, pinning.sleeping.wake):
         with pytest.raises(InvalidRangeError, match="freed"):
             act(other)
         with pytest.raises(TypeError, match="no allocation"):
@@ -287,13 +287,13 @@ def test_which_allocations_cannot_sleep(memory: pinning.Allocation, queue: pinni
 
 def test_a_forked_child_has_nothing_that_sleeps(memory: pinning.Allocation, queue: pinning.Queue) -> None:
     def child() -> None:
-        for act in (pinning.sleep, pinning.wake):
+        for act in (pinning.sleeping.sleep, pinning.sleeping.wake):
             with pytest.raises(InvalidRangeError, match="freed"):
                 act(memory)
 
     pinning.fill(memory, 4, queue=queue)
     run_in_child(child)
-    pinning.sleep(memory)
+    pinning.sleeping.sleep(memory)
     run_in_child(child)
-    pinning.wake(memory)
+    pinning.sleeping.wake(memory)
     assert (contents(memory, queue) == 4).all()
