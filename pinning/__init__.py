@@ -148,7 +148,8 @@ __all__ = [
 
 
 # Imported on first access: some import another library, and many programs need none of them.
-_ON_DEMAND = {"arena", "arrays", "build", "files", "sleeping", *("cuda_core", "cupy", "dask", "nixl", "numba", "ray", "torch")}
+_OTHERS = ("cuda_core", "cupy", "dask", "nixl", "numba", "ray", "torch")
+_ON_DEMAND = {"arena", "arrays", "build", "files", "sleeping", *_OTHERS}
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
     "Arena": "pinning.arena",
