@@ -135,9 +135,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(PinningError, match="this Sequential was not parked"):
         wake(made)
     park(made)
-    with pytest.raises(PinningError, match="already parked"):
+    with pytest.raises(PinningError, match="it is parked; wake it first"):
         park(made)
-    with pytest.raises(PinningError, match="already parked"):
+    with pytest.raises(PinningError, match="it is parked; wake it first"):
         park(made[0])
     wake(made)
     wake(made)

@@ -891,3 +891,36 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
         assert not memory.freed
         queue.free(memory)
         host.free(theirs)
+
+
+@pytest.mark.parametrize("order", ["in_order", "out_of_order"])
+def test_a_wait_list_that_does_not_lead_there_is_not(device: FakeMemoryDevice, pool: Pool, order: str) -> None:
+    with Queue(device) as one, Queue(device, order) as other:  # type: ignore[arg-type]
+        first = alloc(one, pool)
+        ptr = first.ptr
+        before = one.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        freed = one.free(first)
+        del freed
+        second = alloc(other, pool, wait_for=(before,))
+        assert second.ptr != ptr
+        other.free(second)
+        device.let_go()
+
+
+def test_a_free_that_waits_for_another_queue_holds_the_block_until_then(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as one, Queue(device) as other, Queue(device) as third:
+        memory = alloc(one, pool)
+        ptr = memory.ptr
+        use = other.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
+        one.free(memory, [use])
+        elsewhere = alloc(third, pool)
+        assert elsewhere.ptr != ptr
+        again, _ = one.alloc(KIB, pool=pool)
+        assert again.ptr == ptr
+        one.submit(lambda vendor: vendor.fill(ptr, b"\2", KIB), (), (again,))
+        device.release(queue=device.queues[0])
+        assert contents(again) == b"\xcd" * KIB
+        device.release()
+        assert contents(again) == b"\2" * KIB
+        one.free(again)
+        third.free(elsewhere)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch_memory_saver: its tests, in whose programs its names are those of our memory that sleeps."""
+"""torch_memory_saver: the tests of its examples, in which its names are those of our memory that sleeps."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ EXPLAINED = {
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
     ours = [] if way == "bare" else [str(IN_PLACE / "memory_saver")]
     path = os.pathsep.join([*ours, str(IN_PLACE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return pytest(checkout / "test", work, way, only, PYTHONPATH=path)
+    return pytest(checkout / "test", work, way, only, "test_examples.py", PYTHONPATH=path)
