@@ -31,6 +31,8 @@ from pinning.runtime.handles import refuse_copy
 from pinning.runtime.per_device import device_slots
 from pinning.runtime.process import defer
 
+__all__ = ["sleep", "sleep_async", "wake", "wake_async"]
+
 _ALIGNMENT = 256  # bytes
 _ALONE = 1 << 20  # bytes from which a part is copied separately
 _UNIT = 64 << 20  # bytes of host memory that are locked at a time, while the next are populated
@@ -90,7 +92,7 @@ class Parked:
             self.wake(links)
             raise
         if parts:
-            self.lock(parts[0].device)  # not before: until a lock is taken, work that is submitted to a GPU waits
+            self.lock(parts[0].device)  # not before: the first copies were slower beside it
 
     def wake(self, links: Links) -> None:
         deque(self.waking(links), maxlen=0)

@@ -36,6 +36,7 @@ MODULES = (
     "pinning.plugin.native",
     "pinning.plugin.native_plugin",
     "pinning.queues",
+    "pinning.sleeping",
 )
 NAMES = [(module, name) for module in MODULES for name in getattr(import_module(module), "__all__", ["NativeDevice"])]
 
