@@ -523,7 +523,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
 
 /// A new ring, if there is memory for it.
 std::optional<Rings::Use> Rings::make_ring(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
-                                      StagingLimits const& limits) {
+                                           StagingLimits const& limits) {
   auto ring = std::make_unique<Ring>();
   ring->device = this;
   if (blocks == Blocks::yes) {

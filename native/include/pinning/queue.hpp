@@ -19,7 +19,7 @@ namespace pinning {
 
 class Queue {
  public:
-  /// Whether an operation comes after all before it is said by the lane's timeline: `first` belongs to this queue.
+  /// In the order of the timeline of `first`, a lane that belongs to this queue.
   explicit Queue(std::shared_ptr<Lane> first) : first_(std::move(first)), ordered_(first_->timeline()->ordered()), lanes_{first_} {}
   Queue(Queue const&) = delete;
   /// A new queue of the device. Throws what the vendor throws.

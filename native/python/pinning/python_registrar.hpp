@@ -19,7 +19,7 @@ class PythonRegistrar : public Registrar {
     PythonCall const during;
     if (registrar_ == nullptr) return Py_NewRef(Py_None);
     PyObject* const handle = PyObject_CallMethod(registrar_, "_add", "KK", static_cast<unsigned long long>(ptr),
-                                                   static_cast<unsigned long long>(size));
+                                                 static_cast<unsigned long long>(size));
     if (handle == nullptr) throw_raised();
     return handle;
   }
