@@ -51,6 +51,7 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
+from pinning.locking import mapped as _mapped  # noqa: F401  gives devices lock_mapped
 from pinning.locking.devices import default_device, device, devices, pinned_map, plugins
 from pinning.locking.lock import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.locking.lock_async import PendingLock, lock_async
