@@ -42,7 +42,6 @@ Queue::Turn Queue::turn(Events const& wait_for) {
     turn.known = before_;
   }
   turn.before = joined(turn.known, awaited);
-  turn.waits = awaited.size() != 0;
   turn.lane = lane_for(wait_for);
   auto const add = [&](Event& event) {
     Lane const* const other = event.lane();
@@ -79,7 +78,7 @@ void Queue::add(Turn& turn, std::shared_ptr<Lane> lane) {
 
 void Queue::note(Turn const& turn, Event& event) {
   event.before_ = turn.before;
-  if (!turn.waits) return;
+  if (turn.before == turn.known) return;
   std::lock_guard const state(state_);
   SharedDependencies& known = ordered_ ? before_ : past_;
   known = known == turn.known ? turn.before : joined(known, *turn.before);  // other threads submit meanwhile

@@ -40,8 +40,7 @@ class Queue {
     Events foreign;              // the same, of other vendors
     std::vector<Event> barrier;  // `after` may refer to these
     SharedDependencies known;    // what the queue comes after, on other timelines
-    SharedDependencies before;   // the same, and what the wait list and the barrier add
-    bool waits = false;          // whether the wait list or the barrier adds to what the queue comes after
+    SharedDependencies before;   // the same object if the wait list and the barrier add nothing to that
   };
   /// The turn of an operation that is submitted now. Polls, out of order.
   PINNING_API Turn turn(Events const& wait_for);

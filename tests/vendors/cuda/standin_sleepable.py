@@ -149,7 +149,7 @@ def memory(queue: pinning.Queue) -> Iterator[pinning.Allocation]:
 
 def regions() -> int:
     gc.collect()
-    return len(pinning.regions(GPU))
+    return sum(len(pinning.regions(f"cuda:{number}")) for number in range(2))
 
 
 def contents(memory: pinning.Allocation, queue: pinning.Queue) -> Any:
