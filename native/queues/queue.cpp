@@ -91,9 +91,9 @@ void Queue::note(Event& event) {
   event.before_ = before_;
 }
 
-void Queue::note_all_of(Lane const& lane, Event& event) {
+void Queue::note_tail(Event& event) {
   Dependencies so_far;
-  so_far.add_upto(lane.timeline(), event.position());
+  so_far.add_upto(event.timeline(), event.position());
   std::lock_guard const state(state_);
   event.before_ = joined(past_, so_far);
 }
@@ -162,7 +162,7 @@ Event Queue::record() {
   std::vector<Event> tails;  // out of order, one in each lane
   Events all;
   if (!ordered_) {
-    for (auto const& lane : lanes()) note_all_of(*lane, tails.emplace_back(lane->submit_uncaptured(nullptr, {})));
+    for (auto const& lane : lanes()) note_tail(tails.emplace_back(lane->submit_uncaptured(nullptr, {})));
     for (Event& each : tails) all.push_back(&each);
   }
   Event event = point(all);

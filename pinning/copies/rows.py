@@ -56,15 +56,17 @@ def copy_2d_async(
     given = None if queue is None else as_queue(queue)
     preferred = None if given is None else given.device
     to, origin = end_of(dst, preferred), end_of(src, preferred)
+    ends = []
     for name, end, pitch in (("dst", to, dst_pitch), ("src", origin, src_pitch)):
         spans = pitch * (height - 1) + width
         if end.size is not None and end.size < spans:
             raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
+        ends.append((end, spans))
     if to.read_only:
         raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
-    check_addresses(*((end, pitch * (height - 1) + width) for end, pitch in ((to, dst_pitch), (origin, src_pitch))))
+    check_addresses(*ends)
     chosen = given or default_queue(to.device or origin.device)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)

@@ -28,7 +28,7 @@ from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
-from pinning.runtime.arguments import byte_count, describe, integer
+from pinning.runtime.arguments import byte_count, describe, integer, number
 from pinning.runtime.handles import refuse_copy
 from pinning.runtime.settings import is_switched_on
 
@@ -136,9 +136,9 @@ cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object
     if piece is not None:
         least = byte_count(piece, "piece")
     elif unit is not None or stall_ms is not None:
-        if stall_ms is not None and (isinstance(stall_ms, bool) or not hasattr(stall_ms, "__float__")):
+        if isinstance(stall_ms, bool):
             raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds")
-        stall = STALL_MS if stall_ms is None else float(stall_ms)
+        stall = STALL_MS if stall_ms is None else number(stall_ms, "stall_ms", "a number of milliseconds")
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must lie between 0 and 1e9, in milliseconds")
         longest = <long long>(1e6 * stall)

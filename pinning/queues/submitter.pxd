@@ -21,7 +21,7 @@ cdef extern from "<pinning/queue.hpp>" namespace "pinning" nogil:
         void add(CTurn& turn, shared_ptr[CLane] lane) except +
         void note(const CTurn& turn, CEvent& event) except +
         void note(CEvent& event) noexcept
-        void note_all_of(const CLane& lane, CEvent& event) except +
+        void note_tail(CEvent& event) except +
         void bar(CEvent event) except +
         void lift() noexcept
         void add_history(CDependencies& to, const CEvents& wait_for) except +

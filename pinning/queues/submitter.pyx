@@ -3,7 +3,6 @@
 # cython: language_level=3
 """Submission to a queue: a thin wrapper of <pinning/queue.hpp>."""
 
-from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
@@ -324,7 +323,7 @@ cdef class Submitter:
         cdef CEvents nothing
         event.queue = self
         lane.put(event, None, nothing, ())
-        self.native.get().note_all_of(dereference(lane.native), event.native)
+        self.native.get().note_tail(event.native)
         return event
 
     def _history(self, wait_for: Iterable[Event] = ()) -> Dependencies:

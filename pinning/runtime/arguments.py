@@ -65,13 +65,21 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
     """Check a time to wait, None if unlimited; TypeError if it is not a number."""
     if value is None:
         return None
-    try:
-        count = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        count = math.nan
+    what = "a number of seconds, or None to wait forever"
+    count = number(value, name, what)
     if math.isnan(count):
-        raise TypeError(f"{name} is {describe(value)}; it must be a number of seconds, or None to wait forever")
+        raise TypeError(f"{name} is {describe(value)}; it must be {what}")
     return count
+
+
+def number(value: float, name: str, what: str) -> float:
+    """Convert a number; TypeError for anything else, including strings."""
+    try:
+        if not isinstance(value, (str, bytes, bytearray)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"{name} is {describe(value)}; it must be {what}")
 
 
 def path_name(path: Any, name: str = "path") -> str:

@@ -50,8 +50,8 @@ class Queue {
   PINNING_API void note(Turn const& turn, Event& event);
   /// The same for one without a wait list in the lane of an in-order queue, which is its turn.
   PINNING_API void note(Event& event);
-  /// The end of all work so far in one of the lanes, whose point `event` is.
-  PINNING_API void note_all_of(Lane const& lane, Event& event);
+  /// The same for a point in a lane of an out-of-order queue that stands for all work so far there.
+  PINNING_API void note_tail(Event& event);
   /// Out of order: make all later work wait for this, an event of this queue.
   PINNING_API void bar(Event event);
   /// Let go of the events that later work would wait for: there is none.
