@@ -109,14 +109,15 @@ struct Stream {
 class Context {
  public:
   Context(void* handle, std::uint64_t number)
-      : number(number), device_(cuda_device_of_context(reinterpret_cast<std::uintptr_t>(handle))),
-        staging_(pinning::staging(*device_)) {}
+      : number(number), device_(cuda_device_of_context(reinterpret_cast<std::uintptr_t>(handle))) {}
 
   std::uint64_t const number;
   std::atomic<std::uint64_t> asked_for = 0;  // bytes that could have been staged
   std::atomic<unsigned> failures = 0;        // consecutive
 
-  Staging& staging() noexcept { return staging_; }
+  /// The rings, shared with Python's copies in the context. They refer to the device, so only a listed context has some:
+  /// of two that threads make at once, one is destroyed.
+  Staging& staging() { return pinning::staging(*device_); }
 
   /// Find or adopt a stream. If there are many, those in which no copy is being submitted are dropped.
   std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
@@ -133,7 +134,6 @@ class Context {
 
  private:
   std::unique_ptr<VendorDevice> const device_;
-  Staging& staging_;  // shared with Python's copies in the context
   std::mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by driver ID
 };
