@@ -50,7 +50,7 @@ class AdoptedLanes {
 std::shared_ptr<Lane> Lane::adopt(VendorDevice& device, std::uintptr_t stream) {
   AdoptedLanes& lanes = Only<AdoptedLanes, Subsystem::queues>::get([] { return std::make_unique<AdoptedLanes>(); });
   if (auto known = lanes.get(device, stream, nullptr)) return known;
-  auto const lane = std::make_shared<std::shared_ptr<Lane>>(new Lane(device, device.adopt_queue(stream), true, true));
+  auto const lane = std::make_shared<std::shared_ptr<Lane>>(make(device, device.adopt_queue(stream), true, true));
   // Not one that events share: a stream may be gone before them, and another one have its handle.
   return lanes.get(device, stream, std::shared_ptr<Lane>(lane, lane->get()));
 }

@@ -38,7 +38,13 @@ Lane::Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordere
       shared_(adopted) {}
 
 std::shared_ptr<Lane> Lane::make(VendorDevice& device, bool ordered) {
-  return std::make_shared<Lane>(device, device.make_queue(), ordered, false);
+  return make(device, device.make_queue(), ordered, false);
+}
+
+std::shared_ptr<Lane> Lane::make(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted) {
+  std::shared_ptr<Lane> lane(new Lane(device, std::move(queue), ordered, adopted));
+  lane->timeline_->lane = lane;
+  return lane;
 }
 
 Lane::~Lane() {
@@ -85,7 +91,7 @@ void Lane::unlock() noexcept {
 }
 
 void Lane::check_open() const {
-  if (closing_ || closed_) throw QueueClosed("the queue was closed meanwhile; nothing can be submitted to it");
+  if (closing_ || closed_) throw Closed("the queue was closed meanwhile; nothing can be submitted to it");
 }
 
 // ---- submission ----
@@ -283,7 +289,7 @@ std::shared_ptr<VendorEvent> Lane::record(Place& place) {
   }
   std::lock_guard<Lane> const submitting(*this, std::adopt_lock);
   if (auto known = recorded(place)) return known;
-  if (closed_) throw QueueClosed("the queue is closed, and this event was not recorded before");
+  if (closed_) throw Closed("the queue is closed, and this event was not recorded before");
   check_uncaptured("an event cannot stand in a graph");
   return record_now(place);
 }
@@ -559,6 +565,17 @@ void Lane::drain(Meanwhile meanwhile) {
   }
   finish(0);
   raise_error();
+}
+
+void Lane::outlast(Meanwhile meanwhile) {
+  check();
+  check_wait();
+  check_uncaptured(no_questions);
+  try {
+    drain(meanwhile);
+  } catch (std::exception const&) {
+    blame(std::current_exception());
+  }
 }
 
 /// The last marker up to a position or, if that has none, the first behind it; nothing if there is none.

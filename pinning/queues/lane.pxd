@@ -21,7 +21,8 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
     ctypedef vector[CEvent*] CEvents "pinning::Events"
 
     cppclass CLane "pinning::Lane":
-        CLane(VendorDevice& device, shared_ptr[VendorQueue] queue, cbool ordered, cbool adopted) except +
+        @staticmethod
+        shared_ptr[CLane] make(VendorDevice& device, shared_ptr[VendorQueue] queue, cbool ordered, cbool adopted) except +
         const SharedTimeline& timeline() noexcept
         cbool is_shared() noexcept
         cbool is_closed() noexcept

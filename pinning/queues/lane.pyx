@@ -7,7 +7,6 @@ from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_NewRef
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
-from libcpp.memory cimport make_shared
 from libcpp.utility cimport move
 
 from pinning.map.adapters cimport native_queue, vendor_of
@@ -82,7 +81,7 @@ cdef class Lane:
         cdef VendorDevice* owner = vendor_of(device)
         self.vendor, self.device, self.stream = vendor, device, stream
         self.queue = native.vendor
-        self.native = make_shared[CLane](dereference(owner), native.owned, ordered, adopted)
+        self.native = CLane.make(dereference(owner), native.owned, ordered, adopted)
         self.unresolved = deque()
         self.made_in = generation()
         pending.track(self)

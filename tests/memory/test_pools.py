@@ -872,6 +872,8 @@ def test_threads_that_grow_a_pool_at_once_are_each_given_memory(device: FakeMemo
 def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue, Context("host") as context, Pool(context) as ours, Queue("host") as host:
         memory, theirs = alloc(queue, pool), alloc(host, ours)
+        closed = Pool(context)
+        closed.close()
 
         def child() -> None:
             calls = len(device.vendor_calls)
@@ -885,6 +887,8 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
             assert len(device.vendor_calls) == calls
             with Queue("host") as own:
                 own.free(alloc(own, ours))
+                with pytest.raises(PinningError, match="closed"):
+                    alloc(own, closed)
             ours.close()
 
         run_in_child(child)

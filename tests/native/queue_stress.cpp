@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that never saw Python submit to shared queues of the host, in and out of order, own and adopted, wait for
 // events, poll, close and meet refusals: every byte arrives in its turn, and no operation is destroyed before it is
-// complete, or never:
+// complete, or never. They allocate and free in these queues from one pool, whose source refuses now and then: no block
+// is used again before its turn, and every byte goes back to the source:
 // queue_stress [SECONDS] [SEED]
 #include <algorithm>
 #include <array>
@@ -9,7 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <pinning/pool.hpp>
 #include <pinning/queue.hpp>
 #include <random>
 #include <thread>
@@ -136,6 +139,82 @@ void close_beside(VendorDevice& device, std::mt19937& chance) {
   if (last) expect(last->done(), "an event outlives its queue");
 }
 
+/// A copy that others may overwrite once it is complete.
+class Move final : public CopyOperation {
+ public:
+  Move(Address dst, Address src, std::size_t size) : dst_(dst), src_(src), size_(size) {}
+
+  CopyPath path() const noexcept override { return CopyPath::plain; }
+  Reason reason() const noexcept override { return Reason::in_host; }
+  Span written() const noexcept override { return {dst_, dst_ + size_}; }
+
+ private:
+  void submit_all(VendorQueue& queue) override { queue.copy(dst_, src_, size_); }
+
+  Address const dst_, src_;
+  std::size_t const size_;
+};
+
+/// Memory of the heap, some of which is refused, and some of which is not taken back at first.
+class Heap final : public Pool::Source {
+ public:
+  Pool::Memory allocate(std::size_t device, std::uint64_t size) override {
+    if (++calls_ % 5 == 0) throw VendorError({"allocate", 2, "full", ""});
+    Buffer memory(size);
+    Address const base = address(memory.data());
+    std::lock_guard const guard(mutex_);
+    memory_.try_emplace({device, base}, std::move(memory));
+    return {base, base};
+  }
+  void free(std::size_t device, Address base, bool&) override {
+    if (++calls_ % 3 == 0) throw VendorError({"free", 7, "refused", ""});
+    std::lock_guard const guard(mutex_);
+    expect(memory_.erase({device, base}) == 1, "a pool gave back what it did not have");
+  }
+
+  static std::size_t left() { return memory_.size(); }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::map<std::pair<std::size_t, Address>, Buffer> memory_;
+  std::atomic<unsigned> calls_ = 0;
+};
+
+/// Allocate a block in the order of a queue, write it, read it and free it there, and see that nothing else wrote it.
+void use_pool(Pool& pool, Queues const& queues, std::mt19937& chance) {
+  auto const value = static_cast<unsigned char>(1 + chance() % 255);
+  std::size_t const size = 256 * (1 + chance() % 16), device = chance() % 2;
+  Queue& queue = *queues[chance() % queues.size()];
+  Queue& other = *queues[chance() % queues.size()];  // frees
+  Pool::Block* block = nullptr;
+  Dependencies before;
+  queue.add_history(before, {});
+  try {
+    block = pool.take(device, size, before);
+  } catch (VendorError const&) {
+  }
+  if (block == nullptr) return;
+  expect(block->size == size && before.covers(block->after), "a block was taken out of turn");
+  if (chance() % 8 == 0) return pool.untake(device, block);
+  Buffer const source(size, value);
+  Buffer result(size);
+  Event filled = queue.submit(std::make_unique<Move>(block->start, address(source.data()), size), {});
+  Event read = queue.submit(std::make_unique<Move>(address(result.data()), block->start, size), {&filled});
+  Event const freed = other.submit(std::make_unique<Move>(block->start, address(source.data()), 1), {&read});
+  Pool::order(*block, freed);
+  if (pool.free(device, block)) pool.free_excess();
+  if (chance() % 8 == 0) {
+    try {
+      pool.trim(4096);
+    } catch (VendorError const&) {
+    }
+  }
+  read.wait();
+  for (unsigned char const byte : result) expect(byte == value, "a block was used again before its turn");
+  drain(queue);
+  drain(other);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -149,6 +228,7 @@ int main(int count, char** arguments) {
     auto const adopted = Lane::adopt(device, foreign->handle());
     expect(Lane::adopt(device, foreign->handle()) == adopted, "a stream has two lanes");
     queues.push_back(std::make_unique<Queue>(adopted));
+    Pool pool(std::make_unique<Heap>(), 2, 64 << 10, 32 << 10);
     std::atomic<long> rounds = 0;
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < 4; ++i) {
@@ -157,10 +237,25 @@ int main(int count, char** arguments) {
         for (Trial const trial{std::chrono::duration<double>(seconds)}; trial.goes_on(true); ++rounds) {
           pass_on(queues, chance);
           if (chance() % 8 == 0) close_beside(device, chance);
+          for (int i = 0; i < 4; ++i) use_pool(pool, queues, chance);
         }
       });
     }
     for (std::thread& each : threads) each.join();
+    expect(pool.figures().used == 0 && pool.figures().reserved <= 64 << 10, "a pool counts wrong");
+    Pool::Left left{0, 1};
+    while (left.pending != 0) {
+      try {
+        left = pool.close();
+      } catch (VendorError const&) {  // now and then
+      }
+    }
+    expect(left.used == 0 && Heap::left() == 0, "a pool kept memory");
+    try {
+      pool.take(0, 256, {});
+      fail("a closed pool gave memory");
+    } catch (Closed const&) {
+    }
     for (auto const& queue : queues) queue->close();
     std::printf("all right: %ld rounds\n", rounds.load());
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -93,9 +92,9 @@ class Blocks {
     }
   }
 
-  /// Whether a use of some free block may still have to wait.
-  bool waits() const noexcept {
-    return std::any_of(free_.begin(), free_.end(), [](Block const* block) { return !block->after.reached(); });
+  /// Add the lanes for which a use of some free block may still have to wait.
+  void add_lanes(std::vector<std::shared_ptr<Lane>>& to) const {
+    for (Block const* const block : free_) block->after.add_lanes(to);
   }
 
   /// The largest segment that is free with all its points reached, after `coalesce` as one block; null if there is none.

@@ -52,8 +52,8 @@ class ForeignError : public std::exception {
   virtual void forget_way() noexcept = 0;
 };
 
-/// The queue takes no work any more.
-class QueueClosed : public InvalidArgument {
+/// The queue takes no work any more, or the pool gives no memory.
+class Closed : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };

@@ -113,10 +113,11 @@ class Lane : public std::enable_shared_from_this<Lane> {
  public:
   /// A new queue. Throws what the vendor throws.
   PINNING_API static std::shared_ptr<Lane> make(VendorDevice& device, bool ordered = true);
+  /// A lane of `queue`. `ordered`: an operation comes after all before it, and does not only happen to.
+  PINNING_API static std::shared_ptr<Lane> make(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered,
+                                                bool adopted);
   /// The lane of a stream that others submit to as well, and that its owner keeps as long as anything uses the lane.
   PINNING_API static std::shared_ptr<Lane> adopt(VendorDevice& device, std::uintptr_t stream);
-  /// A lane of `queue`. `ordered`: an operation comes after all before it, and does not only happen to.
-  PINNING_API Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted);
   Lane(Lane const&) = delete;
   /// Operations that may still be in progress are never destroyed.
   PINNING_API ~Lane();
@@ -143,7 +144,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API bool may_write(Span range, Events const& after);
 
   /// Submit a copy that starts after these events and all earlier work, and keep it until it is complete. Throws what the
-  /// vendor throws, GraphCapture or QueueClosed; then nothing of it is in progress.
+  /// vendor throws, GraphCapture or Closed; then nothing of it is in progress.
   PINNING_API Event submit(std::unique_ptr<CopyOperation> copy, Events const& after);
 
   /// The capture whose graph records what is submitted; 0 if there is none.
@@ -161,7 +162,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void lock();
   PINNING_API bool try_lock();
   PINNING_API void unlock() noexcept;
-  /// (locked) Throw QueueClosed if it is, or is about to be.
+  /// (locked) Throw Closed if it is, or is about to be.
   PINNING_API void check_open() const;
 
   // ---- progress ----
@@ -174,6 +175,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void synchronize(Meanwhile meanwhile = nullptr);
   /// The same, but not for what others have submitted.
   PINNING_API void drain(Meanwhile meanwhile = nullptr);
+  /// The same, for those who have not submitted it: its errors stay the queue's.
+  PINNING_API void outlast(Meanwhile meanwhile = nullptr);
   PINNING_API bool keeps_any();
   /// The positions of operations that keep this object.
   PINNING_API std::vector<std::uint64_t> keeping(void const* object);
@@ -209,6 +212,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   using VendorEvents = std::vector<std::shared_ptr<VendorEvent>>;
 
+  Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted);
   void check_wait() const;
 
   Event submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how);

@@ -12,6 +12,8 @@
 
 namespace pinning {
 
+class Lane;
+
 /// The operations of one in-order lane of a vendor, by position: 1, 2, 3 and so on.
 class Timeline {
  public:
@@ -21,6 +23,8 @@ class Timeline {
   Timeline(Timeline const&) = delete;
 
   bool ordered() const noexcept { return ordered_; }
+  /// The lane that finds out how far it is, as long as there is one. Set before others see the timeline.
+  std::weak_ptr<Lane> lane;
 
   /// The last position that is known to be over. It only grows, from any thread.
   std::uint64_t reached() const noexcept { return reached_.load(std::memory_order_acquire); }
@@ -78,6 +82,14 @@ class Dependencies {
   /// Whether all of it is over.
   bool reached() const noexcept {
     return std::all_of(entries_.begin(), entries_.end(), [](Entry const& each) { return each.reached(); });
+  }
+  /// Add the lanes of what is not over.
+  void add_lanes(std::vector<std::shared_ptr<Lane>>& to) const {
+    for (Entry const& each : entries_) {
+      if (each.reached()) continue;
+      auto lane = each.timeline->lane.lock();
+      if (lane != nullptr && std::find(to.begin(), to.end(), lane) == to.end()) to.push_back(std::move(lane));
+    }
   }
   /// Remove what is over.
   void drop_reached() noexcept {

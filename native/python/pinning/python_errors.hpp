@@ -109,7 +109,7 @@ inline void raise_in_python() {
     if (refusal != nullptr) PyErr_SetObject(type, refusal);
     Py_XDECREF(refusal);
     Py_XDECREF(type);
-  } catch (QueueClosed const& error) {
+  } catch (Closed const& error) {
     raise("PinningError", error.what());
   } catch (std::invalid_argument const& error) {  // also that of the page table
     raise("InvalidRangeError", error.what());
