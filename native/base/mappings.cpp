@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mappings.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 
 namespace pinning {
+
+bool all_mapped(Address ptr, std::uint64_t size) {
+  static auto const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+  Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
+  if (end <= start) return false;  // reaches the top of the address space, where nothing is mapped
+  return msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC) == 0 || errno != ENOMEM;
+}
 
 std::vector<Mapping> mappings(Address ptr, std::uint64_t size) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const maps(std::fopen("/proc/self/maps", "re"), std::fclose);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process has mapped in a range of addresses, from /proc/self/maps.
+// What this process has mapped in a range of addresses.
 #pragma once
 
 #include <optional>
@@ -8,6 +8,9 @@
 #include <vector>
 
 namespace pinning {
+
+/// Whether the whole range is mapped. Uses msync, which writes nothing here: /proc/self/maps may be long.
+bool all_mapped(Address ptr, std::uint64_t size);
 
 /// One line of /proc/self/maps. `file` is the path of what is mapped, empty for anonymous memory.
 struct Mapping {

@@ -2,6 +2,8 @@
 // Submission of a batch: which vendor calls its parts become.
 #include <pinning/batch.hpp>
 
+#include "../base/mappings.hpp"
+
 namespace pinning {
 
 Batch::Batch(PinnedMap& map, VendorDevice& device, VendorQueue& queue, Items const& items, Engine engine,
@@ -37,6 +39,30 @@ Reason Batch::reason() const noexcept {
   if (!parts_.to_device.empty() || !parts_.to_host.empty()) return Reason::pageable;
   if (!parts_.on_host.empty()) return Reason::in_host;
   return parts_.by_kernel.size() > 0 ? Reason::kernel : Reason::engines;
+}
+
+namespace {
+
+/// Ask about all at once, and only if something between may be missing about each.
+void check_mapped(Address CopyItem::*end, std::initializer_list<std::vector<CopyItem> const*> lists) {
+  Address first = ~Address{0}, last = 0;
+  for (auto const* const parts : lists) {
+    for (CopyItem const& part : *parts) first = std::min(first, part.*end), last = std::max(last, part.*end + part.size);
+  }
+  if (first >= last || all_mapped(first, last - first)) return;
+  for (auto const* const parts : lists) {
+    for (CopyItem const& part : *parts) {
+      if (all_mapped(part.*end, part.size)) continue;
+      throw InvalidRange("not mapped: some of " + describe(part.*end, part.size) + "; was its owner freed?");
+    }
+  }
+}
+
+}  // namespace
+
+void Batch::check_mapped() const {
+  pinning::check_mapped(&CopyItem::src, {&parts_.to_device, &parts_.on_host});
+  pinning::check_mapped(&CopyItem::dst, {&parts_.to_host, &parts_.on_host});
 }
 
 void Batch::submit_all(VendorQueue& queue) {

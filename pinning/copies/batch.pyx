@@ -88,6 +88,7 @@ cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
         Batch(CPinnedMap& map, VendorDevice& device, VendorQueue& queue, const Items& items, CEngine engine,
               const CopyLimits& limits) except +raise_in_python
         const Parts& parts() noexcept
+        void check_mapped() except +raise_in_python
         uint64_t plain() noexcept
 
 cdef dict ENGINES = {"auto": CEngine.automatic, "copy": CEngine.copy, "kernel": CEngine.kernel}
@@ -232,7 +233,7 @@ def copy_blocks_async(
     if wanted.dsts.count != wanted.srcs.count:
         raise InvalidRangeError(f"there are {wanted.dsts.count} dst_indices and {wanted.srcs.count} src_indices; "
                                 "give as many of each")
-    wanted.owners = to.owner, origin.owner
+    wanted.owners, wanted.bare = (to.owner, origin.owner), to.owner is None or origin.owner is None
     if wanted.queue is None:
         wanted.queue = default_queue(origin.device if to.device is None else to.device)
     check_vendors([end.device for end in (to, origin) if end.device is not None], wanted.queue)
@@ -357,6 +358,7 @@ cdef class Wanted:
     cdef tuple owners
     cdef Submitter queue
     cdef CEngine engine
+    cdef bint bare  # whether addresses are given, of memory that nothing keeps
 
     cdef Items items(self):
         cdef Items items
@@ -399,6 +401,9 @@ cdef BatchCopy planned(Wanted wanted):
     finally:
         unlock_orphans()
     work.native = work.operation = work.batch
+    if wanted.bare:
+        with nogil:
+            work.batch.check_mapped()
     return work
 
 
@@ -458,6 +463,7 @@ cdef Wanted wanted_of(object dsts, object srcs, object sizes, object queue, CEng
     wanted.dsts, wanted.srcs = side_of("dst", dsts, preferred), side_of("src", srcs, preferred)
     wanted.sizes = sizes_of(sizes, wanted.dsts, wanted.srcs)
     wanted.owners = (*wanted.dsts.owners, *wanted.srcs.owners)
+    wanted.bare = len(wanted.owners) < wanted.dsts.count + wanted.srcs.count
     if wanted.queue is None:
         first = first_device(wanted.dsts)
         wanted.queue = default_queue(first_device(wanted.srcs) if first is None else first)

@@ -30,7 +30,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from pinning.copies.copy import copy_planned, explain_copy, resubmitted
+from pinning.copies.copy import check_addresses, copy_planned, explain_copy, resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.links import copy_divided, copy_in_rounds, explained, ways_of
 from pinning.copies.plan import CopyPath, too_small
@@ -351,6 +351,7 @@ def fill_async(
     if submitter is None:
         submitter = default_of(to, to)
     if to.device is None:
+        check_addresses((to, size))
         return submitter.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
     cdef DirectFill work = DirectFill.__new__(DirectFill)
     work.to = to

@@ -37,9 +37,9 @@ VARIANTS = {
 # Sources that are compiled into a program besides its own, so that the library is sanitized too.
 COPIES = [
     *sorted((NATIVE / "copies").glob("*.cpp")),
-    *[path for path in LIBPINNING if path.stem in ("process", "processors", "status_page")],
+    *[path for path in LIBPINNING if path.stem in ("mappings", "process", "processors", "status_page")],
 ]
-HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks", "watch")]
+HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "page_locks", "watch")]
 ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
     "c_api_stress": ALL,

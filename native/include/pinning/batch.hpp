@@ -162,6 +162,8 @@ class Batch final : public CopyOperation {
   PINNING_API Reason reason() const noexcept override;
   Span written() const noexcept override { return {parts_.written, parts_.written_end}; }
   Parts const& parts() const noexcept { return parts_; }
+  /// Throw InvalidRange if memory of the host that our threads would touch is not mapped.
+  PINNING_API void check_mapped() const;
   /// Number of pageable parts that were left to the vendor's own copy, for which `submit` has waited.
   std::uint64_t plain() const noexcept { return plain_; }
 

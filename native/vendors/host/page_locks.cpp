@@ -47,13 +47,6 @@ int unlock_pages(Address start, Address end) {
   return error;
 }
 
-/// Whether the whole range is mapped. Uses msync, which writes nothing here: /proc/self/maps may be long.
-bool all_mapped(Address ptr, std::uint64_t size) {
-  Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
-  if (end <= start) return false;  // reaches the top of the address space, where nothing is mapped
-  return msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC) == 0 || errno != ENOMEM;
-}
-
 /// Parses the first line of a file that matches `format`; false if none does.
 template <class... Numbers>
 bool scan(char const* path, char const* format, Numbers*... numbers) {
