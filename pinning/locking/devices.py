@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -44,6 +45,9 @@ def _begin_anew() -> None:
 
 
 at_fork(_begin_anew, before=_wait_for_loads)
+
+# Of errors that say nothing about the plugins. They may pass, so nothing that is found during them is kept.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 class PluginReport(NamedTuple):
@@ -93,9 +97,9 @@ def _entries_in_folders() -> Iterator[tuple[str, str]]:
         try:
             with os.scandir(folder or ".") as inside:
                 names = [each.name for each in inside]
-        except NotADirectoryError:
-            raise
-        except OSError:
+        except OSError as error:
+            if isinstance(error, NotADirectoryError) or error.errno in _EXHAUSTED:
+                raise
             continue
         for name in names:
             stem, _, kind = name.rpartition(".")
@@ -108,7 +112,9 @@ def _entries_in_folders() -> Iterator[tuple[str, str]]:
 def _entries_of(file: Path) -> Iterator[tuple[str, str]]:
     try:
         text = file.read_text("utf-8")
-    except OSError:  # most have none
+    except OSError as error:  # most have none
+        if error.errno in _EXHAUSTED:
+            raise
         return
     section = ""
     for line in map(str.strip, text.splitlines() if ENTRY_POINT_GROUP in text else ()):
@@ -138,6 +144,10 @@ def _load(name: str | None = None) -> None:
             for each in dict.fromkeys(found for found, _ in entries):
                 if name in (None, each) and each not in loaded:
                     loaded[each] = [_report(each, target) for found, target in entries if found == each]
+        except OSError as error:
+            raise PluginUnavailableError(
+                f"the installed plugins cannot be read now: {error}; close files, or raise `ulimit -n`"
+            ) from error
         finally:
             _loader = outer
 
@@ -300,5 +310,7 @@ def _report(name: str, target: str) -> PluginReport:
     except PluginUnavailableError as error:
         return PluginReport(name, (), str(error), plugin)
     except Exception as error:  # a broken plugin must not take the others down
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in _EXHAUSTED:
+            raise
         return PluginReport(name, (), f"{type(error).__name__}: {error}", plugin)
     return PluginReport(name, present, None if present else "it finds no device", plugin)

@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import pytest
 
 import pinning
 import pinning_ur
+from child_process import run_in_child
 from fake_device import Background, FakeDevice
 from folders import PYTHONPATH
 from pinning import ArgumentError, PluginUnavailableError
@@ -147,6 +149,21 @@ def test_a_plugin_in_an_archive_is_found(install: Install, tmp_path: Path, monke
     monkeypatch.syspath_prepend(str(tmp_path / "all.zip"))
     look_again()
     assert pinning.device("zip").name == "zip:0"
+
+
+def test_without_descriptors_an_error_says_so_and_nothing_of_that_is_kept() -> None:
+    def child() -> None:
+        look_again()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for name in (None, "host"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # as if all were taken
+            with pytest.raises(PluginUnavailableError, match="ulimit -n"):
+                pinning.lock(bytearray(100), device=name)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pinning.lock(bytearray(100), device="host") as lock:
+            assert lock.held
+
+    run_in_child(child)
 
 
 def test_a_third_partys_plugin_is_found_and_no_other_is_loaded_for_it(install: Install) -> None:
