@@ -222,12 +222,13 @@ class Watch : public Watcher {
   bool started() noexcept {
     if (!tried_) {
       tried_ = true;
+      problem_.clear();
       try {
         start();
       } catch (std::bad_alloc const&) {
         problem_ = "no memory left";  // so short that it needs none
       } catch (std::system_error const&) {
-        problem_ = "no thread more";
+        problem_ = "no more threads";
       }
       if (!problem_.empty() && file_ >= 0) close(std::exchange(file_, -1));
     }
@@ -239,13 +240,14 @@ class Watch : public Watcher {
       problem_ = "PINNING_WATCH=off is set";
       return;
     }
-    if (hears_of_calls()) {
+    if (hears_of_calls() && !notifier_) {
       start_thread([this] { undo(); });
       start_thread([this] { tell_posted(); });
       notifier_ = true;
     }
     file_ = open_another();
     if (file_ < 0) {
+      tried_ = errno != EMFILE && errno != ENFILE && errno != ENOMEM;  // these may pass until the next lock
       problem_ = std::string("the kernel refuses userfaultfd: ") + std::strerror(errno) +
                  (errno == EPERM ? " (a seccomp filter, such as Docker's, forbids it)" : "");
       return;

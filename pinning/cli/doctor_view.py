@@ -140,7 +140,8 @@ def _seen(report: DoctorReport) -> str:
         return "detected immediately (userfaultfd)"
     if report.preloaded:
         return f"detected in libc calls (preloaded), not in direct system calls: {report.unwatched}"
-    return f"not detected: {report.unwatched}. Allow userfaultfd, or start programs with `pinning run`"
+    remedy = ". Allow userfaultfd, or start programs with `pinning run`" if "userfaultfd" in report.unwatched else ""
+    return f"not detected: {report.unwatched}{remedy}"
 
 
 def _budget(report: DoctorReport) -> str:

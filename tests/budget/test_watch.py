@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -317,6 +318,22 @@ def test_without_userfaultfd_locks_work_and_the_reason_is_reported() -> None:
     said = run_python("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
     assert "userfaultfd: Operation not permitted" in said
     assert "seccomp" in said
+
+
+@watched
+def test_it_begins_as_soon_as_there_is_a_descriptor_for_it(device: FakeDevice) -> None:
+    def child() -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # as if all were taken
+        pinning.lock((pages(), SIZE), device=device).unlock()
+        assert "Too many open files" in str(watch_problem())
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        ptr = pages()
+        lock = pinning.lock((ptr, SIZE), device=device)
+        unmapped(ptr)
+        assert not lock.held
+
+    run_in_child(child)
 
 
 def test_it_can_be_switched_off() -> None:
