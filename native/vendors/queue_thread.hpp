@@ -61,7 +61,7 @@ class QueueThread {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (code != 0) {
       throw VendorError(failed_call("pthread_create", code, "no thread can be started for a queue; close queues that are "
-                                    "idle"));
+                                    "idle, or raise `ulimit -u`, `ulimit -v` or pids.max of the control group"));
     }
     own.release();
     pthread_setname_np(thread, name);

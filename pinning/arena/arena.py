@@ -184,7 +184,11 @@ class Arena(Space):
         assert self._memory is not None
         cpus = numa.usable_cpus(self.numa_node)
         self._parts.append(Ready(self._memory, start, size, self.devices, self.unit, cpus, self._huge_pages))
-        self._settle()
+        try:
+            self._settle()
+        except PinningError:  # no thread can be started
+            self._parts.pop()
+            raise
 
     def _settle(self) -> None:
         for each in self._parts:

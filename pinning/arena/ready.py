@@ -53,7 +53,7 @@ class Ready:
         self._threads: list[int] = []
 
     def begin(self) -> None:
-        """Start a thread for it, unless that has been done. Raises RuntimeError if no thread can be started."""
+        """Start a thread for it, unless that has been done. Raises PinningError if no thread can be started."""
         if not self._threads:
             # Two steps in C: Ctrl-C in Thread.start would keep this forever; between these it starts a second thread.
             self._threads.append(start_thread(self._run))

@@ -187,9 +187,9 @@ cdef int begin(Job job) except -1:
     workers[<size_t><void*>job.pinned_map] = worker
     try:
         start_thread(worker.run)
-    except RuntimeError as error:
+    except PinningError:
         del workers[<size_t><void*>job.pinned_map]
-        raise PinningError(f"no thread can be started for a background lock: {error}") from None
+        raise
     return 0
 
 

@@ -162,14 +162,18 @@ cdef unsigned beginning = 0  # threads that are starting
 
 
 def start_thread(function: Callable[..., object], *arguments: object) -> int:
-    """Call a function in a new daemon thread. Returns and raises what `_thread.start_new_thread` does.
+    """Call a function in a new daemon thread. Returns what `_thread.start_new_thread` does.
 
+    Raises PinningError if no thread can be started.
     The exit waits until the thread has started, because Python 3.11 may crash if it ends before that.
     """
     global beginning
     beginning += 1
     try:
         thread = _thread.start_new_thread(_begin_thread, (function, arguments))
+    except RuntimeError as error:
+        beginning -= 1
+        raise PinningError(f"{error}: raise `ulimit -u`, `ulimit -v` or pids.max of the control group") from None
     except BaseException:
         beginning -= 1
         raise

@@ -552,6 +552,25 @@ def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytes
     assert len(begun) == 1
 
 
+def test_without_a_thread_nothing_is_made_and_nothing_grows(device: FakeDevice) -> None:
+    name = f"no-thread-{os.getpid()}"
+    with Arena(SIZE, device, grow=4 * SIZE) as arena:
+        before = threading.stack_size(1 << 46)  # no thread can be started with that
+        try:
+            with pytest.raises(PinningError, match="ulimit -u"):
+                arena.grow(SIZE)
+            with pytest.raises(PinningError, match="ulimit -u"):
+                Arena(SIZE, device, name=name)
+        finally:
+            threading.stack_size(before)
+        assert arena.nbytes == SIZE
+        arena.grow(SIZE)
+        arena.wait(timeout=WAIT)
+        assert arena.nbytes == 2 * SIZE
+    run_deferred()
+    assert not Path(f"/dev/shm/pinning-arena.{name}").exists()
+
+
 def test_it_is_near_its_device(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     with Arena(SIZE, device) as arena:
         assert arena.numa_node is None  # unknown
