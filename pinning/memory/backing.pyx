@@ -30,6 +30,7 @@ from pinning.runtime.process cimport generation, is_parents
 from typing import TYPE_CHECKING
 
 from pinning.budget.cache import give_back_for
+from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryKind, MemoryKindLike, WriteCombiningDevice
@@ -66,6 +67,8 @@ cdef class Backing:
                                "without")
         if sleepable and kind != CMemoryKind.device:
             raise PinningError(f"memory of kind {python_kind.name} cannot sleep, only DEVICE: allocate it without sleepable")
+        if kind == CMemoryKind.host:
+            check_memory(length)  # its pages are taken at once, and the kernel kills a process that takes too many
         cdef list maps = self.maps_of(kind)
         self.under_way += 1
         try:

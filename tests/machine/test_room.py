@@ -89,6 +89,10 @@ class TestCheckRoom:
         with pytest.raises(LockLimitError, match=rf"{32 * GIB + 1} bytes .* the machine's memory .* {64 * GIB} bytes"):
             check_room(32 * GIB + 1, FakeDevice(), resident=False)
 
+    def test_host_memory_that_is_allocated(self) -> None:
+        with pytest.raises(LockLimitError, match="the machine's memory"):
+            pinning.alloc(33 * GIB, "host", device="host")
+
     def test_resident_pages_need_no_more_memory(self) -> None:
         check_room(48 * GIB, FakeDevice(), resident=True)
 

@@ -51,7 +51,7 @@ class HostDevice : public VendorDevice {
     void* const made = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) {
       auto call = failed_call("mmap", errno, "asked for " + std::to_string(size) +
-                                                  " bytes; allocate less, or free memory of the machine first");
+                                                  " bytes; allocate less, or see `ulimit -v` and /proc/sys/vm/overcommit_memory");
       call.no_memory = call.code == ENOMEM;
       throw VendorError(std::move(call));
     }
