@@ -11,14 +11,27 @@ from pathlib import Path
 
 from results import Result, of_junit
 
+import pinning
+
 IN_PLACE = Path(__file__).parent / "in_place"
 STAGED = "pinning run, copies of 1 byte"
+HELD = "a lock is held and watched"
 
 
 def run_by(way: str, python: str | Path = sys.executable) -> list[str | Path]:
     """The prefix of a command: `pinning run` for ways that begin so; STAGED stages even copies of one byte."""
     small = ["/usr/bin/env", "PINNING_COPIES_MIN_BYTES=1"] if way == STAGED else []
     return [*small, python, "-P", "-m", "pinning", "run", "--"] if way.startswith("pinning run") else []
+
+
+def holds(way: str, work: Path) -> dict[str, str]:
+    """The variables with which a program's processes hold a watched lock, if the way is HELD."""
+    if way != HELD:
+        return {}
+    library, ours = work / "held.so", pinning.build.library_dirs()[0]
+    options = ["-shared", "-fPIC", f"-I{pinning.build.include_dirs()[0]}", f"-L{ours}", f"-Wl,-rpath,{ours}"]
+    subprocess.run(["cc", *options, IN_PLACE / "held.c", "-lpinning", "-o", library], check=True)
+    return {"LD_PRELOAD": str(library)}
 
 
 def pytest(

@@ -8,12 +8,10 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
-from commands import IN_PLACE
+from commands import HELD, holds
 from results import Result, of_junit
 
-import pinning
-
-WAYS = ["a lock is held and watched"]
+WAYS = [HELD]
 EXPLAINED: dict[str, str] = {}
 TESTS = "ucm/malloc_hook ucs/test_rcache common/main common/test common/test_helpers common/mem_buffer"
 WITHOUT = "cuda rocm verbs java go"
@@ -24,10 +22,10 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     report = work / "report.xml"
     report.unlink(missing_ok=True)
     chosen = [f"--gtest_filter={':'.join(only)}"] if only is not None else []
-    preload = {} if way == "bare" else {"LD_PRELOAD": str(work / "held.so")}
+    variables = {**os.environ, **holds(way, work)}
     with (work / f"{way.replace(' ', '-')}.log").open("w") as log:
         command = ["timeout", "600", work / "test", f"--gtest_output=xml:{report}", *chosen]
-        subprocess.run(command, env={**os.environ, **preload}, stdout=log, stderr=subprocess.STDOUT)
+        subprocess.run(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
     return of_junit(report)
 
 
@@ -49,10 +47,6 @@ def _build(checkout: Path, work: Path) -> None:
     flags = ["-std=c++11", "-w", "-O1", "-DHAVE_CONFIG_H", *names, *headers]
     found = [option for each in libraries for option in (f"-L{each / '.libs'}", f"-Wl,-rpath,{each / '.libs'}")]
     compiler = os.environ.get("CXX", "c++")
-    held = ["-shared", "-fPIC", f"-I{pinning.build.include_dirs()[0]}", IN_PLACE / "ucx/hooks/held.c"]
-    ours = pinning.build.library_dirs()[0]
-    linked = [f"-L{ours}", f"-Wl,-rpath,{ours}", "-lpinning", "-o", work / "held.so"]
-    subprocess.run(["cc", *held, *linked], check=True)
     subprocess.run(
         [compiler, *flags, *sources, *found, "-lucs", "-lucm", "-ldl", "-pthread", "-o", work / "test"], check=True
     )
