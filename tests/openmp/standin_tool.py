@@ -246,11 +246,19 @@ def test_buffers_that_cross_each_other_are_locked_ever_more_seldom(standin: Stan
     assert locks[-1] - locks[99] <= 3
 
 
-def test_a_lock_that_the_driver_does_not_undo_stays_and_is_tried_again(standin: StandIn, memory: Memory) -> None:
-    move(memory, 2, 2, times=2)
-    standin.configure("fail=cuMemHostUnregister:1:999")
-    with runtime.to_device(memory.ptr, 16 * PAGE):
-        assert locked(standin, memory) == {(2, 2)}
+@pytest.mark.parametrize("programs_own", [False, True])
+def test_a_lock_that_the_driver_does_not_undo_stays_and_is_tried_again(
+    standin: StandIn, memory: Memory, programs_own: bool
+) -> None:
+    if programs_own:
+        tool.llvm_omp_target_lock_mem(at(memory, 2), 2 * PAGE, 0)
+        standin.configure("fail=cuMemHostUnregister:1:999")
+        tool.llvm_omp_target_unlock_mem(at(memory, 2), 0)
+    else:
+        move(memory, 2, 2, times=2)
+        standin.configure("fail=cuMemHostUnregister:1:999")
+        move(memory, 0, 16)
+    assert locked(standin, memory) == {(2, 2)}
     move(memory, 0, 16, times=3)
     assert locked(standin, memory) == {(0, 16)}
 

@@ -131,24 +131,34 @@ def test_an_event_that_failed_from_the_start(device: FakeMemoryDevice) -> None:
             after.wait()
 
 
-def test_work_that_is_submitted_during_a_poll_is_not_over(
-    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("ask", [Queue.poll, Queue.done, Queue.synchronize, None], ids=str)
+def test_work_that_is_submitted_during_a_question_is_not_over(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Queue], object] | None, shared: bool
 ) -> None:
     with Queue(device) as queue:
         (vendor,) = device.queues
+        if shared:
+            queue._share()
         first, later = queue.submit(work), list[Event]()
         device.release()
-        done = vendor.done
 
-        def submits_meanwhile() -> bool:
-            over = done()
-            if not later:
-                later.append(Background(lambda: queue.submit(work)).result())
-            return over
+        def asked(method: str) -> Callable[[], object]:
+            answer = getattr(vendor, method)
+
+            def submits_meanwhile() -> object:
+                over = answer()
+                if not later:
+                    later.append(Background(lambda: queue.submit(work)).result())
+                return over
+
+            return submits_meanwhile
 
         with monkeypatch.context() as patched:
-            patched.setattr(vendor, "done", submits_meanwhile)
-            queue.poll()
+            for method in ("done", "synchronize"):
+                patched.setattr(vendor, method, asked(method))
+            ask(queue) if ask else first.done()
+        later = later or [queue.submit(work)]  # it had an event to ask instead
         over = first.done(), later[0].done()
         device.let_go()
         later[0].wait()

@@ -72,6 +72,7 @@ for _name, _arguments in {
     "pinning_copy_done": [c_void_p, POINTER(c_int)],
     "pinning_copy_wait": [c_void_p],
     "pinning_queue_create": [c_void_p, POINTER(c_void_p)],
+    "pinning_queue_create_out_of_order": [c_void_p, POINTER(c_void_p)],
     "pinning_queue_adopt": [c_void_p, c_void_p, POINTER(c_void_p)],
     "pinning_queue_destroy": [c_void_p],
     "pinning_queue_copy": [*[c_void_p] * 3, c_size_t, c_void_p, c_size_t, POINTER(c_void_p)],
@@ -210,12 +211,12 @@ class Event(_End):
 class Queue:
     """A queue of a device, or over a stream."""
 
-    def __init__(self, device: str, stream: int | None = None) -> None:
+    def __init__(self, device: str, stream: int | None = None, ordered: bool = True) -> None:
         opened = c_void_p()
         call("pinning_map_open", byref(opened), device.encode())
         self._queue = c_void_p()
         if stream is None:
-            call("pinning_queue_create", opened, byref(self._queue))
+            call(f"pinning_queue_create{'' if ordered else '_out_of_order'}", opened, byref(self._queue))
         else:
             call("pinning_queue_adopt", opened, stream, byref(self._queue))
 

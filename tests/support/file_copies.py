@@ -85,9 +85,13 @@ def test_any_part_of_a_file(queue: pinning.Queue, file: Path, offset: int, nbyte
     assert eventually(lambda: descriptors_of(file) == 0)
 
 
-def test_into_memory_of_the_host(queue: pinning.Queue, file: Path) -> None:
+def test_into_memory_of_the_host_which_the_next_copy_reads(queue: pinning.Queue, file: Path) -> None:
     array = numpy.zeros(SIZE, numpy.uint8)
-    pinning.copy_file(array, file, queue=queue)
+    with pinning.alloc(2 * SIZE, device=queue.device) as busy, pinning.alloc(SIZE, device=queue.device) as there:
+        pinning.fill_async(busy, 1, queue=queue)  # what writes known bytes: the copies wait for it only in their turn
+        pinning.copy_file_async(array, file, queue=queue)
+        pinning.copy_async(there, array, queue=queue)
+        assert (fetch(there, queue) == noise(SIZE)).all()
     assert (array == noise(SIZE)).all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -186,13 +186,17 @@ def test_a_refused_copy_leaves_only_its_error(
         trim_staging()
 
 
-def test_destroying_a_queue_waits_for_its_copies(gpu: Any, standin: StandIn) -> None:
-    size = 12 << 20
-    expected, host = noise(size), numpy.zeros(size, numpy.uint8)
-    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (there, _):
-        c_api.Map(gpu.name).copy(there, expected.ctypes.data, size)
-        queue = c_api.Queue(gpu.name)
-        queue.copy_without_event(*busy, BUSY)
-        queue.copy_without_event(host.ctypes.data, there, size)
-        queue.destroy()
-        assert (host == expected).all()
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "out of order"])
+@pytest.mark.parametrize("end", [c_api.Queue.destroy, c_api.Queue.synchronize, lambda queue: queue.record().wait()])
+def test_the_end_of_a_queue_is_that_of_all_its_copies(
+    gpu: Any, standin: StandIn, end: Callable[[c_api.Queue], object], ordered: bool
+) -> None:
+    """Also of the first, which takes longest, and which no other has to wait for in a queue out of order."""
+    expected, hosts = noise(BUSY), [numpy.zeros(size, numpy.uint8) for size in (BUSY, 1 << 20, PAGE)]
+    with two_blocks(gpu, BUSY) as (there, _), c_api.Queue(gpu.name, ordered=ordered) as queue:
+        c_api.Map(gpu.name).copy(there, expected.ctypes.data, BUSY)
+        for host in hosts:
+            queue.copy_without_event(host.ctypes.data, there, host.size)
+        end(queue)
+        assert (hosts[0][-PAGE:] == expected[-PAGE:]).all()  # what arrives last
+        assert all((host == expected[: host.size]).all() for host in hosts)

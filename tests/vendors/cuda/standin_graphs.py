@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from graph_cases import *  # noqa: F403
 from graph_cases import SMALL, Case, ended, refusals
 
 import pinning
+from pinning.conformance.faults import eventually
 from standins.standin import StandIn
 
 
@@ -56,6 +58,7 @@ def test_a_batch_of_the_c_interface_is_refused(case: Case) -> None:
 
 
 def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn, case: Case) -> None:
+    references = sys.getrefcount(case.memory)
     for call in ("cuUserObjectCreate", "cuGraphRetainUserObject"):
         with Graph(case.queue.handle, "relaxed") as graph:
             standin.configure(f"fail={call}:1:2")
@@ -63,3 +66,4 @@ def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn,
                 pinning.fill_async(case.memory, 1, queue=case.queue)
             assert not standin.calls("cuMemsetD8Async")
         ended(graph)
+    assert eventually(lambda: sys.getrefcount(case.memory) == references)

@@ -8,7 +8,7 @@ import ctypes
 import pytest
 
 from mapped_memory import PAGE, Memory
-from pinning.errors import PinningError
+from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryConnection, MemoryKind
 from pinning_hsa import plugin
 from standins.standin import StandIn
@@ -33,6 +33,9 @@ def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -
     ctypes.memmove(source.ptr, b"over there", 10)
     here, there = GPU.allocate(PAGE), OTHER.allocate(PAGE)
     GPU.copy(here, source.ptr, PAGE)
+    standin.configure("fail=hsa_amd_memory_pool_free:1:4096")
+    with pytest.raises(VendorError):
+        OTHER.free(there)
     standin.configure()
     GPU.copy(there, here, PAGE)
     (call,) = standin.calls("hsa_amd_memory_async_copy")  # the stand-in aborts if a GPU has no access
