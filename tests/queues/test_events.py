@@ -132,7 +132,7 @@ def test_an_event_that_failed_from_the_start(device: FakeMemoryDevice) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("ask", [Queue.poll, Queue.done, Queue.synchronize, None], ids=str)
+@pytest.mark.parametrize("ask", [Queue.poll, Queue.done, Queue.synchronize, None])
 def test_work_that_is_submitted_during_a_question_is_not_over(
     device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Queue], object] | None, shared: bool
 ) -> None:
