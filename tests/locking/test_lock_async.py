@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -202,18 +203,25 @@ def test_what_cannot_be_locked_is_told_by_wait(device: FakeDevice, buffer: np.nd
 # ---- cancelled, closed or dropped before it is done ----
 
 
-def test_cancelled_while_a_piece_is_being_locked(device: FakeDevice, buffer: np.ndarray) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_cancelled_while_a_piece_is_being_locked(device: FakeDevice, buffer: np.ndarray, refused: bool) -> None:
     with device.stopping("data_lock", start(buffer) + PIECE) as gate:
         pending = pinning.lock_async(buffer, device=device, piece=PIECE)
         assert gate.reached.wait(WAIT)
-        cancelling = Background(pending.cancel)
-        cancelling.join(0.02)
+        pending._abandon()
+        if refused:
+            device.fail(REFUSED)
         gate.open()
-        cancelling.result()
-    assert (device.locked, pending.done(), pending.progress) == ({}, True, 0)
+        with pytest.raises(VendorError) if refused else nullcontext():
+            pending.cancel()
+    assert pending.done()
     with pytest.raises(PinningError):
         pending.wait()
+    if refused:
+        assert device.locked
+        pinning.unlock(buffer, device=device)  # of what is half unlocked
     pending.cancel()
+    assert (device.locked, pending.progress) == ({}, 0)
     pinning.lock(buffer, device=device).unlock()
 
 
