@@ -319,7 +319,7 @@ static void queues(pinning_map *map, pinning_map *host, char *to, char *from) {
   GIVES(PINNING_INVALID_ARGUMENT, pinning_queue_adopt(host, NULL, &queue)); /* the host has no default stream */
   GIVES(PINNING_OK, pinning_queue_create(host, &queue));
   memset(to, 0, 300);
-  from[0] = 'q';
+  for (int i = 0; i < 100; ++i) from[i] = (char)('q' + i % 7);
   GIVES(PINNING_OK, pinning_queue_copy(queue, to, from, 100, NULL, 0, &copied));
   GIVES(PINNING_OK, pinning_queue_copy_2d(queue, to + 100, 20, to, 10, 10, 5, &copied, 1, &rows));
   void *dsts[] = {to + 200};
