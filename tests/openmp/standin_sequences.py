@@ -151,6 +151,21 @@ class Program(RuleBasedStateMachine):
                 assert any(meet(region, each) for each in everything), f"nobody needs {region}"
 
 
+def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used_it(tmp_path: Path) -> None:
+    global standin
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    program, whole = Program(), (0, PAGES * PAGE)
+    runtime.map(program.memory.ptr, PAGE, 1)
+    assert tool.llvm_omp_target_lock_mem(program.memory.ptr, whole[1], 0) is not None
+    program.move((0, PAGE), 1)
+    assert program.locked() == {whole}
+    tool.llvm_omp_target_unlock_mem(program.memory.ptr, 0)
+    assert program.locked() == (set() if whole[1] > BUDGET else {whole})
+    runtime.unmap(program.memory.ptr, 1)
+    program.teardown()
+
+
 def test_sequences(tmp_path: Path) -> None:
     global standin
     standin = DRIVER.standin(tmp_path / "calls")

@@ -182,14 +182,22 @@ bool Locks::unlock(Address ptr) {
   Hold const hold = one->hold;
   requested_.erase(one);
   bool const last = std::ranges::none_of(requested_, is_of_it);
-  bool released = true;
   Range const lock = locks.front();
+  std::vector<Hold> holds, refused;
   auto const began = now();
-  change(guard, {lock}, [] {}, [&] {
-    if (!release(hold, false)) released = false;
-    else if (last) give_back(lock);
+  auto const take_holds = [&] {
+    holds.push_back(hold);
+    // What the program has locked beyond the budget does not become the lock of the mappings in it.
+    if (last && process_budget().figures().locked > context_.policy.budget) mappings_.take_holds(lock, holds);
+    refused.reserve(holds.size());
+  };
+  change(guard, {lock}, take_holds, [&] {
+    for (Hold const& each : holds) {
+      if (!release(each, false)) refused.push_back(each);
+    }
+    if (last && refused.empty()) give_back(lock);
   });
-  if (!released) unused_.push_back(hold);
+  unused_.insert(unused_.end(), refused.begin(), refused.end());
   note_ended(lock, "unlock", began);
   return true;
 }
