@@ -8,7 +8,7 @@
 - ``connection``: `memory_connection`, whose memory a device can use;
 - ``pool``: `Pool`, memory allocated and freed in the order of queues; `alloc_in`, which `Queue.alloc` calls;
 - ``pool_store``: the allocations of a pool, and `free_in`, which `Queue.free` calls. The pool itself is in
-  ``<pinning/pool.hpp>``; how its memory is cut into blocks, and when a free one may be reused, in ``<pinning/blocks.hpp>``.
+  ``<pinning/pool.hpp>``; how its memory is cut into blocks, and when one may be reused, in ``<pinning/blocks.hpp>``.
 
 Only the last two use pools; the others know of queues only that work in them may use memory.
 """

@@ -282,7 +282,8 @@ def test_an_address_of_memory_that_is_gone() -> None:
         pinning.copy_blocks((memory.ptr, 3 * PAGE), [0, 1], array, [0, 1], PAGE)
     pinning.copy_blocks((memory.ptr, 3 * PAGE), [0, 2], array, [1, 2], PAGE)
     pinning.fill(memory.ptr + 2 * PAGE, 7, PAGE)
-    assert bytes_at(memory.ptr, PAGE) + bytes_at(memory.ptr + 2 * PAGE, PAGE) == array[PAGE : 2 * PAGE].tobytes() + b"\7" * PAGE
+    assert bytes_at(memory.ptr, PAGE) == array[PAGE : 2 * PAGE].tobytes()
+    assert bytes_at(memory.ptr + 2 * PAGE, PAGE) == b"\7" * PAGE
     pinning.copy(memory.ptr, array, PAGE)
     assert bytes_at(memory.ptr, PAGE) == array[:PAGE].tobytes()
 
