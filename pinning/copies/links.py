@@ -152,7 +152,7 @@ class _Divided:
         share = end - begin
         largest = -(-share // -(-share // LARGEST_BLOCK))
         done, memory = begin, None
-        emptied: deque[Event] = deque(maxlen=BLOCKS)
+        emptied: list[Event] = []
         try:
             pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
             memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
@@ -164,13 +164,13 @@ class _Divided:
             way.user = id(self.queue)
             for number, piece in enumerate(steps_within(self.whole.steps, begin, end, largest)):
                 block = memory.ptr + number % BLOCKS * largest
-                waits = (self.start, ready) if number == 0 else (emptied[0],) if len(emptied) == BLOCKS else ()
+                waits = (self.start, ready) if number == 0 else (emptied[-BLOCKS],) if number >= BLOCKS else ()
                 emptied.append(self._by_block(way, block, piece, waits))
                 count_by_peers(piece.size)
                 done += piece.size
                 yield
             way.bus.free(memory, wait_for=(emptied[-1],))
-            events.append(emptied[-1])
+            events += emptied  # of all pieces: the last one does not fail because of another
         except _REFUSALS:
             way.synchronize()  # so that nothing of it arrives after what is copied again
             _ways.pop((self.queue.device.name, way.peer.name), None)
@@ -178,9 +178,9 @@ class _Divided:
                 with suppress(Exception):
                     way.bus.free(memory)
             try:
-                if emptied:
-                    emptied[-1].wait()
-            except _REFUSALS:  # it is not known which of the other pieces have arrived
+                for each in emptied:
+                    each.wait()
+            except _REFUSALS:  # it is not known which of them have arrived
                 done = begin
             if done < end:
                 events.append(self.directly(done, end))

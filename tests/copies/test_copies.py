@@ -20,7 +20,9 @@ from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
 from noise import noise
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
+from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, Reason, costs, trim_staging
+from pinning.queues import pending
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 5
@@ -245,6 +247,36 @@ def test_each_copy_through_the_host_has_a_block_of_its_own(device: FakeMemoryDev
         run(device, over)
         for seed, each in enumerate(here):
             assert (bytes_of(each) == noise(MIB, seed)).all()
+
+
+class LinkedDevice(FakeMemoryDevice):
+    """Joined to all others."""
+
+    def link_to(self, other: object) -> str:
+        return "a link"
+
+
+def test_what_fails_later_on_a_peer_and_whatever_is_refused_after_that_is_copied_again(
+    device: FakeMemoryDevice, queue: pinning.Queue
+) -> None:
+    peer, source = LinkedDevice("fake:1", held=False), noise(64 * MIB)
+    peer.connections[device] = MemoryConnection.UNIFIED
+    queue.links = [peer]
+    with pinning.alloc(source.nbytes, device=device) as there, pinning.locked(source, device=device):
+        for refused in range(100):
+            assert "over 2 links" in pinning.copy(there, source, queue=queue).reason
+            source += 1
+            assert eventually(lambda: pending.is_idle(peer))
+            next(each for each in reversed(peer.queues) if not each.closed).fail_step()  # of the first block
+            peer.fail_call(calls_before=refused)
+            pinning.copy(there, source, queue=queue)
+            over = bool(peer._call_failures)
+            peer.fail_no_more()
+            assert (bytes_of(there) == source).all(), refused
+            trim_staging()
+            if over:
+                break
+    assert refused > 3
 
 
 def test_a_bound_on_staging_memory(
