@@ -23,6 +23,7 @@ from child_process import run_in_child
 from fake_device import Background, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
+from pinning.budget import limits
 from pinning.budget.cache import collect
 from pinning.conformance.faults import eventually
 from pinning.machine.pressure import Pressure
@@ -298,6 +299,20 @@ def test_a_new_limit_by_native_code_leaves_that_of_what_is_idle(device: FakeDevi
     now = pinning.budget()
     assert (now.limit, now.idle_limit, now.idle) == (1 << 30, 1 << 28, SIZE)
     pinning.give_back_idle()
+
+
+def test_a_containers_limit_that_is_raised_counts_at_once(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, more = numpy.zeros(2 * SIZE, "u1"), 1 << 30
+    room = system_memory()._replace(name="a container", limit=used() + SIZE)
+    monkeypatch.setattr(limits, "_memory", lambda: room)
+    pinning.budget(room.limit, idle=SIZE)
+    monkeypatch.setattr(limits, "_chosen", limits._default())
+    with pytest.raises(LockLimitError, match=f"{room.limit} bytes"):
+        pinning.lock(array, device=device)
+    room = room._replace(limit=room.limit + more)
+    with pinning.lock(array, device=device):
+        now = pinning.budget()
+        assert (now.limit, now.idle_limit, now.source) == (room.limit, SIZE, "a container")
 
 
 class LimitedDevice(FakeDevice):

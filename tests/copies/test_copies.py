@@ -20,6 +20,7 @@ from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
 from noise import noise
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
+from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, Reason, costs, trim_staging
 from pinning.queues import pending
@@ -225,18 +226,27 @@ def test_memory_of_two_devices(device: FakeMemoryDevice, queue: pinning.Queue, c
         plan = pinning.explain(here, there, queue=queue)
         connected = connection is not MemoryConnection.NONE
         assert plan.reason_code is (Reason.CONNECTED if connected else Reason.NOT_CONNECTED)
-        assert pinning.copy(here, there, queue=queue).path == ("direct" if connected else "staged")
+        path = "direct" if connected else "staged"
+        before = moved()
+        assert pinning.copy(here, there, queue=queue).path == path
+        assert moved() == {**before, path: before[path] + SIZE}
         assert (bytes_of(here) == noise(SIZE)).all()
+
+
+def moved() -> dict[str, int]:
+    """Bytes by path, as `pinning top` shows them."""
+    with pinning.locked(numpy.zeros(1), device="host"):  # makes this process visible
+        return status_of(os.getpid()).moved
 
 
 def test_each_copy_through_the_host_has_a_block_of_its_own(device: FakeMemoryDevice) -> None:
     device.held = True  # it empties the blocks later than `other` fills them
     other = FakeMemoryDevice("fake:1", held=False)
     with ExitStack() as stack:
-        there = [stack.enter_context(pinning.alloc(MIB, device=other)) for _ in range(3)]
-        here = [stack.enter_context(pinning.alloc(MIB, device=device)) for _ in range(3)]
+        there = [stack.enter_context(pinning.alloc(SIZE, device=other)) for _ in range(3)]
+        here = [stack.enter_context(pinning.alloc(SIZE, device=device)) for _ in range(3)]
         for seed, each in enumerate(there):
-            bytes_of(each)[:] = noise(MIB, seed)
+            bytes_of(each)[:] = noise(SIZE, seed)
         queues = [stack.enter_context(pinning.Queue(other)) for _ in here]
         copies = [pinning.copy_async(*ends, queue=each) for *ends, each in zip(here, there, queues, strict=True)]
 
@@ -246,7 +256,7 @@ def test_each_copy_through_the_host_has_a_block_of_its_own(device: FakeMemoryDev
 
         run(device, over)
         for seed, each in enumerate(here):
-            assert (bytes_of(each) == noise(MIB, seed)).all()
+            assert (bytes_of(each) == noise(SIZE, seed)).all()
 
 
 class LinkedDevice(FakeMemoryDevice):

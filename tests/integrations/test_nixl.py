@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import pinning
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 from pinning import InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.nixl import AgentMemory
 
@@ -153,6 +153,19 @@ def test_what_others_have_pinned_is_not_registered(memory: AgentMemory, device: 
     with pytest.raises(NotLockedError, match="others have pinned"):
         memory.lock([array])
     assert len(memory.map) == 0
+
+
+def test_what_is_being_locked_is_not_registered_yet(memory: AgentMemory, device: FakeDevice) -> None:
+    array = numpy.zeros(3 * 4096, "u1")
+    start = array.ctypes.data
+    with device.stopping("data_lock", start + 4096) as gate:
+        locking = Background(lambda: pinning.lock(array, device=device, piece=4096))
+        assert gate.reached.wait(WAIT)
+        assert memory.registered.tolist() == memory.agent.known == []
+        with pytest.raises(NotLockedError):
+            memory.rows([start], 10)
+    with locking.result():  # type: ignore[attr-defined]
+        assert memory.registered.tolist() == [[start, array.nbytes, 0]]
 
 
 @pytest.fixture

@@ -266,6 +266,25 @@ def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDe
     wait_for(device, [first])
 
 
+def test_an_object_that_is_used_while_its_lock_is_given_up_is_locked_again(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[Any] = []
+    given_up = threading.Event()
+
+    def late(lock: pinning.Lock) -> None:
+        if not views:
+            views.append(use(locks, memory[0:10_000]))
+        unlock_cached(lock)
+        given_up.set()
+
+    unlock_cached = store.unlock_cached
+    monkeypatch.setattr(store, "unlock_cached", late)
+    use(locks, memory[0:10_000])
+    assert given_up.wait(MINUTE)
+    assert eventually(lambda: pinning.is_locked(memory[0:10_000], device=device))
+
+
 def test_closed_it_undoes_what_is_not_used(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
     objects = [memory[0:10_000], memory[10_000:20_000]]
     view = use(locks, objects[0])

@@ -302,10 +302,17 @@ def test_a_snapshot(queue: pinning.Queue, tmp_path: Path, room: int) -> None:
         assert eventually(lambda: arena.allocated == 0)
 
 
-def test_the_arena_that_is_kept(queue: pinning.Queue, tmp_path: Path) -> None:
+def test_the_arena_that_is_kept(queue: pinning.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = some_arrays()
     pinning.save_file(whole, tmp_path / "a")
     found = pinning.load_file(tmp_path / "a", "cuda:0", queue, framework="pinning")
+
+    def copying(*arguments: Any) -> Any:
+        assert trim_snapshots() == 0, "it is in use"
+        return copy(*arguments)
+
+    copy = snapshots.copy_batch_async
+    monkeypatch.setattr(snapshots, "copy_batch_async", copying)
     for _ in range(3):
         pinning.save_file_async(found, tmp_path / "b").wait()
         assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()

@@ -36,6 +36,7 @@ from pinning.memory import default_pool
 from pinning.queues import links as of_queues
 from pinning.queues import pending
 from pinning.runtime.per_device import device_slots
+from pinning_cuda import CudaDevice
 from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
 
@@ -147,33 +148,24 @@ def test_a_bus_does_not_fill_blocks_before_the_link_has_emptied_them(monkeypatch
 
 
 @pytest.mark.parametrize(("gpus", "at_least"), [(2, 1.9), (4, 3.6), (8, 7.0)])
-@pytest.mark.parametrize("to_device", [True, False])
-def test_what_it_would_take_at_given_rates(standin: StandIn, gpus: int, at_least: float, to_device: bool) -> None:
+@pytest.mark.parametrize("what", ["to the device", "to the host", "a file"])
+def test_what_it_would_take_at_given_rates(
+    standin: StandIn, tmp_path: Path, gpus: int, at_least: float, what: str
+) -> None:
     elapsed = ctypes.CDLL(DRIVER.soname).standin_elapsed
     elapsed.restype = ctypes.c_double
-    took = []
+    path, took = tmp_path / "file", []
+    path.touch()
+    os.truncate(path, 512 * MIB)
     with pinning.Queue("cuda:0") as queue, memory(512 * MIB) as (host, there):
         for links in ("own", PEERS[: gpus - 1]):
             queue.links = links
             standin.configure("nvswitch;rates=55:400")
-            pinning.copy_async(*((there, host) if to_device else (host, there)), queue=queue).wait()
-            took.append(elapsed())
-    assert took[0] >= at_least * took[1]
-
-
-@pytest.mark.parametrize(("gpus", "at_least"), [(2, 1.9), (4, 3.6), (8, 7.0)])
-def test_what_a_file_would_take_at_given_rates(standin: StandIn, tmp_path: Path, gpus: int, at_least: float) -> None:
-    elapsed = ctypes.CDLL(DRIVER.soname).standin_elapsed
-    elapsed.restype = ctypes.c_double
-    path = tmp_path / "file"
-    path.touch()
-    os.truncate(path, 512 * MIB)
-    took = []
-    with pinning.Queue("cuda:0") as queue, pinning.alloc(512 * MIB, device="cuda:0") as there:
-        for links in ("own", PEERS[: gpus - 1]):
-            queue.links = links
-            standin.configure("nvswitch;rates=55:400")
-            pinning.copy_file_async(there, path, queue=queue).wait()
+            if what == "a file":
+                pinning.copy_file_async(there, path, queue=queue).wait()
+            else:
+                pair = (there, host) if what == "to the device" else (host, there)
+                pinning.copy_async(*pair, queue=queue).wait()
             took.append(elapsed())
     assert took[0] >= at_least * took[1]
 
@@ -340,6 +332,18 @@ def test_peers_without_access_or_a_bus_of_their_own(
     monkeypatch.setattr(topology, "PCI_DEVICES", make_machine(tmp_path))
     with pytest.raises(PinningError, match="behind a switch they share the way to the host"):
         pinning.Queue("cuda:0", links=["cuda:1"])
+
+
+@pytest.mark.parametrize("error", [VendorError("query", 1, "FAILED"), ValueError("a bug")])
+def test_peers_that_cannot_be_asked_are_left_out(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def link_to(self: CudaDevice, other: object) -> str:
+        if self.name in ("cuda:1", "cuda:2"):
+            raise error
+        return "NVLink"
+
+    monkeypatch.setattr(CudaDevice, "link_to", link_to)
+    copy, right = at_once(64 * MIB, "idle", True)
+    assert right and copy.reason.endswith("over 3 links: cuda:0, cuda:3, cuda:4")
 
 
 def test_shares_follow_the_rates_of_the_buses(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
