@@ -302,14 +302,14 @@ def test_a_new_limit_by_native_code_leaves_that_of_what_is_idle(device: FakeDevi
 
 
 def test_a_containers_limit_that_is_raised_counts_at_once(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    array, more = numpy.zeros(2 * SIZE, "u1"), 1 << 30
+    array = numpy.zeros(2 * SIZE, "u1")
     room = system_memory()._replace(name="a container", limit=used() + SIZE)
     monkeypatch.setattr(limits, "_memory", lambda: room)
     pinning.budget(room.limit, idle=SIZE)
     monkeypatch.setattr(limits, "_chosen", limits._default())
     with pytest.raises(LockLimitError, match=f"{room.limit} bytes"):
         pinning.lock(array, device=device)
-    room = room._replace(limit=room.limit + more)
+    room = room._replace(limit=room.limit + (1 << 30))
     with pinning.lock(array, device=device):
         now = pinning.budget()
         assert (now.limit, now.idle_limit, now.source) == (room.limit, SIZE, "a container")

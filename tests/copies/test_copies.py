@@ -210,25 +210,23 @@ def test_explain_copies_nothing(device: FakeMemoryDevice, queue: pinning.Queue) 
         assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []
 
 
-def test_memory_of_one_device_is_copied_there(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    with pinning.alloc(SIZE, device=device) as one, pinning.alloc(SIZE, device=device) as other:
-        bytes_of(one)[:] = noise(SIZE)
-        assert pinning.copy(other, one, queue=queue).path == "direct"
-        assert (bytes_of(other) == noise(SIZE)).all()
-
-
-@pytest.mark.parametrize("connection", [MemoryConnection.NONE, MemoryConnection.MIGRATABLE])
-def test_memory_of_two_devices(device: FakeMemoryDevice, queue: pinning.Queue, connection: MemoryConnection) -> None:
-    other = FakeMemoryDevice("fake:1", held=False)
-    other.connections[device] = connection
+@pytest.mark.parametrize("connection", [None, MemoryConnection.NONE, MemoryConnection.MIGRATABLE])
+def test_memory_of_one_device_or_two(
+    device: FakeMemoryDevice, queue: pinning.Queue, connection: MemoryConnection | None
+) -> None:
+    other = device
+    path, code = CopyPath.DIRECT, Reason.ON_DEVICE
+    if connection is not None:
+        other = FakeMemoryDevice("fake:1", held=False)
+        other.connections[device] = connection
+        code = Reason.CONNECTED
+        if connection is MemoryConnection.NONE:
+            path, code = CopyPath.STAGED, Reason.NOT_CONNECTED
     with pinning.alloc(SIZE, device=other) as there, pinning.alloc(SIZE, device=device) as here:
         bytes_of(there)[:] = noise(SIZE)
-        plan = pinning.explain(here, there, queue=queue)
-        connected = connection is not MemoryConnection.NONE
-        assert plan.reason_code is (Reason.CONNECTED if connected else Reason.NOT_CONNECTED)
-        path = "direct" if connected else "staged"
+        assert pinning.explain(here, there, queue=queue).reason_code is code
         before = moved()
-        assert pinning.copy(here, there, queue=queue).path == path
+        assert pinning.copy(here, there, queue=queue).path is path
         assert moved() == {**before, path: before[path] + SIZE}
         assert (bytes_of(here) == noise(SIZE)).all()
 
@@ -340,14 +338,6 @@ def test_rings_smaller_than_a_chunk(
         run(device, last.done)
         assert copy.path == path
         assert (back == array).all()
-
-
-def test_the_reason_names_the_part_that_is_too_small(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    array = noise(SIZE)
-    with pinning.alloc(SIZE, device=device) as there, pinning.lock(array[4096 : 2 * MIB], device=device):
-        plan = pinning.explain(there, array, queue=queue)
-        assert [step.path for step in plan.steps] == ["plain", "direct", "staged"]
-        assert plan.reason_code is Reason.SMALL
 
 
 # ---- order and life ----

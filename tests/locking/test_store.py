@@ -269,8 +269,7 @@ def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDe
 def test_an_object_that_is_used_while_its_lock_is_given_up_is_locked_again(
     locks: ObjectLocks, device: FakeDevice, memory: Bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views: list[Any] = []
-    given_up = threading.Event()
+    views, given_up = list[Any](), threading.Event()
 
     def late(lock: pinning.Lock) -> None:
         if not views:

@@ -218,19 +218,24 @@ def test_two_devices(standin: StandIn, second: None, tmp_path: Path, peers: bool
     gc.collect()
 
 
-def test_a_load_for_two_that_fails(
-    second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ring: None
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(lambda path: os.truncate(path, SIZE // 2), ""), (lambda path: os.utime(path, ns=(0, 0)), "while it was read")],
+    ids=["cut short", "written"],
+)
+def test_a_file_that_changes_while_two_load_it(
+    second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ring: None, change: Any, says: str
 ) -> None:
     path = tmp_path / "a.safetensors"
     pinning.save_file({f"{i}": noise(SIZE // 4, i) for i in range(4)}, path)
 
     def late(*arguments: object, **more: object) -> object:
-        os.truncate(path, SIZE // 2)
+        change(path)
         return copy_parts(*arguments, **more)
 
     copy_parts = loading.copy_parts
     monkeypatch.setattr(loading, "copy_parts", late)
-    with pytest.raises(pinning.FileError):
+    with pytest.raises(pinning.FileError, match=says):
         pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
     assert eventually(lambda: descriptors_of(path) == 0)
 
@@ -262,23 +267,6 @@ def test_each_call_failing_in_a_load_for_two(
             default_pool(pinning.device(f"cuda:{i}"), MemoryKind.DEVICE).trim_to(0)
         assert eventually(lambda: descriptors_of(path) == 0)
     assert any(call.startswith("cuMemAlloc") for call in failed)
-
-
-def test_a_file_that_is_written_while_two_load_it(
-    second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.safetensors"
-    pinning.save_file({"a": noise(SIZE)}, path)
-
-    def late(*arguments: object, **more: object) -> object:
-        os.utime(path, ns=(0, 0))
-        return copy_parts(*arguments, **more)
-
-    copy_parts = loading.copy_parts
-    monkeypatch.setattr(loading, "copy_parts", late)
-    with pytest.raises(pinning.FileError, match="written while it was read"):
-        pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
-    assert eventually(lambda: descriptors_of(path) == 0)
 
 
 # ---- saves in the background ----

@@ -118,14 +118,12 @@ def test_links_of_all_queues_that_say_nothing(standin: StandIn) -> None:
         costs.links = "own"
 
 
-def ends(size: int) -> Iterator[tuple[pinning.Allocation, pinning.Allocation]]:
+@contextmanager
+def memory(size: int) -> Iterator[tuple[pinning.Allocation, pinning.Allocation]]:
     """Locked memory of the host, and memory of the first GPU."""
     host = pinning.alloc(size, pinning.MemoryKind.HOST, device="cuda:0")
     with host, pinning.alloc(size, device="cuda:0") as there:
         yield host, there
-
-
-memory = contextmanager(ends)
 
 
 def test_a_bus_does_not_fill_blocks_before_the_link_has_emptied_them(monkeypatch: pytest.MonkeyPatch) -> None:
