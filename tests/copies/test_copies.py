@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 import pinning
+from child_process import run_in_child
 from fake_device import in_threads
 from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
@@ -76,7 +77,9 @@ def test_locked_memory_is_copied_directly(device: FakeMemoryDevice, queue: pinni
 def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinning.Queue, size: int) -> None:
     array, back = noise(size), numpy.zeros(size, numpy.uint8)
     with pinning.alloc(size, device=device) as there:
+        calls = len(device.vendor_calls)
         assert pinning.explain(there, array, queue=queue).reason_code is Reason.LARGE
+        assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []  # nothing is copied
         copy = pinning.copy_async(there, array, queue=queue)
         run(device, copy.done)
         assert copy.path == "staged"
@@ -159,14 +162,7 @@ def test_a_child_of_a_fork_stages_with_threads_of_its_own() -> None:
         back[:] = 0
 
     there_and_back()
-    child = os.fork()
-    if child == 0:
-        try:
-            there_and_back()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_in_child(there_and_back)
     there_and_back()
 
 
@@ -201,13 +197,6 @@ def test_a_copy_is_split_where_locks_begin_and_end(device: FakeMemoryDevice, que
         back = numpy.zeros_like(array)
         run(device, pinning.copy_async(back, there, queue=queue).done)
         assert (back == array).all()
-
-
-def test_explain_copies_nothing(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    with pinning.alloc(SIZE, device=device) as there:
-        calls = len(device.vendor_calls)
-        assert pinning.explain(there, noise(SIZE), queue=queue).path == "staged"
-        assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []
 
 
 @pytest.mark.parametrize("connection", [None, MemoryConnection.NONE, MemoryConnection.MIGRATABLE])
@@ -287,18 +276,6 @@ def test_what_fails_later_on_a_peer_and_whatever_is_refused_after_that_is_copied
     assert refused > 3
 
 
-def test_a_bound_on_staging_memory(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(costs, "staging_bytes", MIB)
-    array = noise(SIZE)
-    with pinning.alloc(SIZE, device=device) as there:
-        copy = pinning.copy(there, array, queue=queue)
-        assert copy.path == "plain"
-        assert f"{MIB} bytes for staging are in use" in copy.reason
-        assert (bytes_of(there) == array).all()
-
-
 def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     array = noise(SIZE)
     with pinning.alloc(SIZE, device=device) as there:
@@ -326,17 +303,22 @@ def test_threads_stage_in_queues_of_their_own(device: FakeMemoryDevice) -> None:
     assert all(in_threads(copy, range(4)))
 
 
-@pytest.mark.parametrize(("ring_bytes", "path"), [(1000, "plain"), (256 * KIB, "staged"), (256 * KIB + 1, "staged")])
-def test_rings_smaller_than_a_chunk(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, ring_bytes: int, path: str
+@pytest.mark.parametrize(
+    ("limit", "value", "path"),
+    [("ring_bytes", 1000, "plain"), ("ring_bytes", 256 * KIB, "staged"), ("ring_bytes", 256 * KIB + 1, "staged"),
+     ("staging_bytes", MIB, "plain")],
+)  # fmt: skip
+def test_rings_smaller_than_a_chunk_and_a_bound_on_all(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, path: str
 ) -> None:
-    monkeypatch.setattr(costs, "ring_bytes", ring_bytes)
+    monkeypatch.setattr(costs, limit, value)
     array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
     with pinning.alloc(SIZE, device=device) as there:
         copy = pinning.copy_async(there, array, queue=queue)
         last = pinning.copy_async(back, there, queue=queue)
         run(device, last.done)
         assert copy.path == path
+        assert (limit == "staging_bytes") == (f"{MIB} bytes for staging are in use" in copy.reason)
         assert (back == array).all()
 
 
