@@ -7,7 +7,7 @@ from cython.operator cimport dereference
 
 from pinning.map.adapters cimport vendor_of
 from pinning.plugin.native cimport VendorDevice, raise_in_python
-from pinning.queues.event cimport Event
+from pinning.queues.event cimport CEvent, Event
 from pinning.queues.lane cimport CEvents, Lane, Operation, Work
 
 from pinning.queues.staging import staging_of
@@ -61,9 +61,10 @@ cdef class CrossVendorWait(Work):
 
 cdef Work cross_vendor_wait(Event event, object device):
     cdef CEvents after
+    cdef CEvent native = event.native  # another thread may resolve it, and forget its place, while the GIL is released
     cdef Signal signal = Signal(event.queue.device)
     try:
-        after.push_back(&event.native)
+        after.push_back(&native)
         helper_of(event.queue.device).put(Event.__new__(Event), signal, after, ())
     except Exception:
         try:

@@ -156,9 +156,10 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         self.recorded()
         if first.queue.device.vendor != self.queue.device.vendor:
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
+        cdef CEvent end = self.native, begin = first.native
         cdef double seconds
         with nogil:
-            seconds = self.native.seconds_since(first.native, &handle_signals)
+            seconds = end.seconds_since(begin, &handle_signals)
         return seconds
 
     cdef shared_ptr[CVendorEvent] recorded(self) except *:
@@ -167,23 +168,27 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         if self.lane is None:
             raise PinningError(f"{self!r} was complete when it was made, so it has no time; use queue.record()")
         self.lane.check_process()
+        cdef CEvent native = self.native
         with nogil:
-            vendor = self.native.recorded()
+            vendor = native.recorded()
         return vendor
 
     cdef bint _ask(self, bint block) except *:
         """Whether the operation is over; if so, resolve it."""
         cdef bint over = True
+        cdef CEvent native = self.native  # without the GIL only a copy is used: see `resolve`
         self.lane.check_process()
         try:
             with nogil:
-                self.native.make_askable(block)
+                native.make_askable(block)
             try:
                 with nogil:
-                    over = self.native.ask(block, &handle_signals)
+                    over = native.ask(block, &handle_signals)
             except Exception as error:
                 self.fail(error)
         finally:
+            with nogil:
+                native = CEvent()
             self.lane.attend()
         if over:
             self.resolve()
@@ -194,6 +199,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         # Without recursion, because the chain can be long.
         cdef list path = [self]
         cdef Event event, source
+        cdef CEvent forgotten
         while path:
             event = path[-1]
             if event.error is None:
@@ -204,9 +210,11 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
                 if path[-1] is not event:
                     continue
             event.learn_error(event is not self)
-            if event.error is not None:
-                with nogil:  # else it would keep the error, and so the frames that this passed, unseen by the collector
-                    event.native.forget()
+            if event.error is not None:  # else it would keep it, and so the frames that this passed, unseen by the collector
+                forgotten = event.native
+                event.native.forget()  # with the GIL: another thread may be about to ask the same event
+                with nogil:
+                    forgotten = CEvent()
             gone = event.sources  # holds the old value until replaced: see docs/concurrency.md
             event.sources = ()
             event.resolved = True

@@ -4,9 +4,10 @@
 """Submission to a queue: a thin wrapper of <pinning/queue.hpp>."""
 
 from libc.stdint cimport uint64_t
+from libcpp.vector cimport vector
 
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
-from pinning.queues.event cimport Event
+from pinning.queues.event cimport CEvent, Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport CEvents, CLane, Lane, ONCE, Span, Work, check_process
 from pinning.queues.order cimport CDependencies, Dependencies, empty
@@ -55,17 +56,20 @@ cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Even
         raise TypeError(f"wait_for is {describe(wait_for)}; it must be an event or several") from None
 
 
-cdef CEvents natives_of(tuple events):
+cdef CEvents natives_of(tuple events, vector[CEvent]& copies):
+    """The native events: copies, because another thread may resolve one, and forget its place, while the GIL is released."""
     cdef CEvents natives
     cdef Event event
+    copies.reserve(len(events))
     for event in events:
-        natives.push_back(&event.native)
+        copies.push_back(event.native)
+        natives.push_back(&copies.back())
     return natives
 
 
-cdef bint is_among(CEvents& natives, Event event):
+cdef bint is_among(CEvents& natives, const CEvent* one):
     for native in natives:
-        if native is &event.native:
+        if native is one:
             return True
     return False
 
@@ -188,7 +192,8 @@ cdef class Submitter:
         return event
 
     cdef Event enqueue_in_turn(self, Lane first, Event event, object work, tuple waits, tuple kept):
-        cdef CEvents awaited = natives_of(waits)
+        cdef vector[CEvent] copies
+        cdef CEvents awaited = natives_of(waits, copies)
         cdef CEvents nothing
         cdef CTurn turn
         cdef Event wait
@@ -203,8 +208,8 @@ cdef class Submitter:
                 turn = self.native.get().turn(awaited)
             lane = self.lane_of(turn)
         if not turn.foreign.empty():
-            for wait in waits:
-                if is_among(turn.foreign, wait):
+            for i, wait in enumerate(waits):
+                if is_among(turn.foreign, awaited[<size_t>i]):
                     foreign_wait = cross_vendor_wait(wait, self.device)
                     if foreign_wait is not None:
                         lane.put(Event.__new__(Event), foreign_wait, nothing, ())
@@ -339,7 +344,8 @@ cdef class Submitter:
         return history
 
     cdef int add_history(self, CDependencies& to, object wait_for) except -1:
-        self.native.get().add_history(to, natives_of(self.waited_for(wait_for)))
+        cdef vector[CEvent] copies
+        self.native.get().add_history(to, natives_of(self.waited_for(wait_for), copies))
         return 0
 
     @property
@@ -352,7 +358,8 @@ cdef class Submitter:
 
     cdef bint is_to_be_written(self, uint64_t start, uint64_t size, object wait_for) except -1:
         """Whether pending work may write a range before a copy that is submitted now. Work of others is not known."""
-        cdef CEvents awaited = natives_of(self.waited_for(wait_for))
+        cdef vector[CEvent] copies
+        cdef CEvents awaited = natives_of(self.waited_for(wait_for), copies)
         cdef Span range
         cdef bint may
         range.start, range.end = start, start + size

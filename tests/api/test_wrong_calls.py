@@ -325,7 +325,9 @@ def test_names_do_wherever_a_device_does() -> None:
 
 def test_no_memory_is_one_error() -> None:
     with pytest.raises(MemoryError, match="asked for 1152921504606846976 bytes; allocate less") as caught:
-        pinning.alloc(1 << 60, MemoryKind.HOST, device="host")
+        pinning.alloc(1 << 60, MemoryKind.DEVICE, device="host")
     assert isinstance(caught.value, OutOfMemoryError)
     assert isinstance(caught.value, VendorError)
     assert caught.value.name == "ENOMEM"
+    with pytest.raises(MemoryError, match="more than the machine's memory allows"):
+        pinning.alloc(1 << 60, MemoryKind.HOST, device="host")
