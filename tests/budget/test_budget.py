@@ -292,9 +292,9 @@ def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:
 
 def test_a_new_limit_by_native_code_leaves_that_of_what_is_idle(device: FakeDevice) -> None:
     pinning.budget(1 << 30, idle=1 << 28)
-    array = numpy.zeros(SIZE, "u1")
+    array, before = numpy.zeros(SIZE, "u1"), used()
     pinning.lock(array, device=device).unlock()
-    for limit in (1 << 29, SIZE, 1 << 30):
+    for limit in (1 << 29, before + SIZE, 1 << 30):
         c_api.call("pinning_set_budget", ctypes.c_uint64(limit))
     now = pinning.budget()
     assert (now.limit, now.idle_limit, now.idle) == (1 << 30, 1 << 28, SIZE)
