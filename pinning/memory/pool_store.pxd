@@ -23,6 +23,8 @@ cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
 
 
 cdef extern from "<pinning/pool.hpp>" namespace "pinning" nogil:
+    const uint64_t UNLIMITED "pinning::Pool::unlimited"
+
     cppclass Memory "pinning::Pool::Memory":
         uint64_t base
         uint64_t device_base

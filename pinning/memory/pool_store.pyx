@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
 
-cdef uint64_t UNLIMITED = <uint64_t>-1
-
 cdef extern from "<pinning/python_source.hpp>" namespace "pinning":
     cppclass PythonSource(Source):
         ctypedef int (*Allocate)(PyObject* owner, size_t number, uint64_t size, Memory& made) except -1
@@ -261,9 +259,7 @@ cdef class Store:
                              size, self.number, self.context, devices[number], self)
             event = self.order(submitter, allocation, events)
         except BaseException:
-            if allocation.state != FREED:
-                leave(allocation)
-                allocation.state = FREED
+            withdraw(allocation)
             native.untake(number, allocation.block)
             raise
         return allocation, event
@@ -308,9 +304,7 @@ cdef class Store:
     cdef int put(self, PoolAllocation allocation) except -1:
         """Take back the block of an allocation, for use by what comes after all points in its `after`."""
         cdef CPool* native = self.native.get()
-        if allocation.state != FREED:
-            leave(allocation)
-            allocation.state = FREED
+        withdraw(allocation)
         if native.free(allocation.number, allocation.block):
             with nogil:
                 native.free_excess()
@@ -358,6 +352,14 @@ cdef class Store:
 
     def __reduce__(self):
         refuse_copy(self, "its memory has one owner; make another, with pinning.Pool")
+
+
+cdef int withdraw(PoolAllocation allocation) except -1:
+    """Let go of its addresses, before its block can become another allocation."""
+    if allocation.state != FREED:
+        leave(allocation)
+        allocation.state = FREED
+    return 0
 
 
 # ---- the source of the native pool ----

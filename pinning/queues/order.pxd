@@ -16,13 +16,10 @@ cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
         void add(const SharedTimeline& timeline, uint64_t position) except +
         void add_upto(const SharedTimeline& timeline, uint64_t position) except +
         void add(const CDependencies& more) except +
-        void add_uncovered(const CDependencies& more, const CDependencies& known) except +
         cbool covers(const CTimeline& timeline, uint64_t position) noexcept
         cbool covers(const CDependencies& others) noexcept
-        cbool replace(const SharedTimeline& timeline, uint64_t position) except +
         cbool reached() noexcept
         size_t size() noexcept
-        void swap(CDependencies& other) noexcept
 
 
 cdef class TimelinePoint:
