@@ -69,7 +69,7 @@ pinning_status pinning_map_open(pinning_map** map, char const* device) noexcept 
 }
 
 pinning_status pinning_lock(pinning_map* map, void* ptr, size_t size, void** device_ptr) noexcept {
-  return guarded([&] { set(device_ptr, given(map).map->lock(word(ptr), size, {}, map->piece(size)).device_ptr); });
+  return guarded([&] { set(device_ptr, given(map).map->lock(word(ptr), size, map->options(), map->piece(size)).device_ptr); });
 }
 
 pinning_status pinning_unlock(pinning_map* map, void const* ptr) noexcept {
@@ -100,7 +100,7 @@ pinning_status pinning_lock_mapped(pinning_map* map, void* ptr, size_t size, pin
     LockMapped const how = policy == PINNING_OFF  ? LockMapped::off
                            : policy == PINNING_ON ? LockMapped::on
                                                   : LockMapped::mandatory;
-    set(device_ptr, map->mapped->lock_mapped(word(ptr), size, how, {}, map->piece(size)).value_or(0));
+    set(device_ptr, map->mapped->lock_mapped(word(ptr), size, how, map->options(), map->piece(size)).value_or(0));
   });
 }
 

@@ -49,7 +49,7 @@ MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_
   if (auto const range = locked(ptr)) return *range;
   map_.drain_invalidations();  // otherwise the vendor may still report memory as locked that is gone
   Gap const unlocked = gap(ptr, limit);
-  if (!unlocked.in_region && (unlocked.of_sibling || unlocked.end - ptr >= ask_from)) {
+  if (!unlocked.in_region && unlocked.end - ptr >= ask_from) {
     if (auto range = pinned(ptr)) {
       range->end = std::min(range->end, unlocked.end);
       return *range;
@@ -71,7 +71,7 @@ std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
   return std::nullopt;
 }
 
-/// The range around `ptr` that others have pinned. A lock that this process has just taken, or a sibling's, is held.
+/// The range around `ptr` that others have pinned. A lock that this process has just taken is held.
 std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
   auto const pinned = device_.is_pinned(ptr);
   if (!pinned) return std::nullopt;
@@ -80,24 +80,8 @@ std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
                      pinned->size};
 }
 
-/// For `ptr`, which is not locked in this map: the next byte that is, or whose lock may begin or end there in a sibling,
-/// or that a vendor's call may be about to lock.
+/// For `ptr`, which is not locked: the next byte that is, or that a vendor's call may be about to lock.
 MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
-  Gap found = gap_here(ptr, limit);
-  auto const region = map_.first_of_siblings(ptr, found.end - ptr);
-  if (!region) return found;
-  Address const locked_until = region->start + region->size;
-  if (region->start > ptr) {
-    found.end = region->start;
-  } else if (ptr < locked_until) {
-    found = {std::min(found.end, locked_until), false, true};
-  } else {
-    found = {std::min(found.end, border_after(*region, ptr)), true};
-  }
-  return found;
-}
-
-MemoryRanges::Gap MemoryRanges::gap_here(Address ptr, Address limit) {
   for (Address from = ptr; from < limit;) {
     auto const regions = map_.overlapping(from, limit - from, true, 1);
     if (regions.empty()) break;

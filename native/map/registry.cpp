@@ -15,25 +15,34 @@ namespace {
 struct Shared {
   explicit Shared(VendorDevice& device)
       : locker(device, device.name().c_str()), map(locker, device.largest_lock(), &device) {}
+  Shared(VendorDevice& device, Shared& first) : locker(device, device.name().c_str()), map(locker, device, first.map) {}
 
   ListedLocker locker;
   pinning_map map;
 };
 
-/// Never destroyed: programs use the maps until they end.
-GrowingList<std::unique_ptr<Shared>> all_maps;
+/// The first device of each registration domain, and the others, which share its PinnedMap. Never destroyed: programs
+/// use the maps until they end.
+GrowingList<std::unique_ptr<Shared>> domains, others;
 
 void restart() {
-  all_maps.each([](std::unique_ptr<Shared>& each) { each->map.restart(); });
+  for (auto* list : {&domains, &others}) list->each([](std::unique_ptr<Shared>& each) { each->map.restart(); });
 }
 
 }  // namespace
 
 pinning_map& shared_map(VendorDevice& device) {
   auto const has_it = [&](std::unique_ptr<Shared> const& each) { return each->map.device == &device; };
-  if (auto* const entry = all_maps.find(has_it)) return (*entry)->map;
+  for (auto const* list : {&domains, &others}) {
+    if (auto* const entry = list->find(has_it)) return (*entry)->map;
+  }
   at_fork(Subsystem::maps, restart);
-  return all_maps.add(std::make_unique<Shared>(device), has_it)->map;
+  auto const of_domain = [name = device.registration_domain()](std::unique_ptr<Shared> const& each) {
+    return each->map.device->registration_domain() == name;
+  };
+  Shared& first = *domains.add(std::make_unique<Shared>(device), of_domain);
+  if (first.map.device == &device) return first.map;
+  return others.add(std::make_unique<Shared>(device, first), has_it)->map;
 }
 
 }  // namespace pinning

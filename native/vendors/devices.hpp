@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <pinning/siblings.hpp>
 #include <pinning/vendor.hpp>
 #include <string>
 

@@ -27,7 +27,7 @@ from pinning.errors import (
     StillInUseError,
     StillLockedError,
 )
-from pinning.locking.devices import default_device, pinned_map, pinned_maps
+from pinning.locking.devices import default_device, pinned_map, pinned_maps, separate
 from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
@@ -474,9 +474,10 @@ class Arena(Space):
         """Raise StillLockedError if a lock in it is held besides the arena's own."""
         assert self._memory is not None
         ptr = self._memory.ptr
-        for locked in pinned_maps():
+        for locked in separate(pinned_maps()):
+            own = sum(pinned_map(device)._domain == locked._domain for device in self.devices)
             for region in locked.overlapping(ptr, self.nbytes):
-                if region.references > (locked.device in self.devices and self._holds(region.start - ptr)):
+                if region.references > own * self._holds(region.start - ptr):
                     raise StillLockedError(f"there is a lock in {self!r}, by {region!r}: unlock that first")
 
     def _holds(self, offset: int) -> int:

@@ -25,7 +25,8 @@ class Budget(NamedTuple):
     limit : int or None
         The most that may be locked; None if no limit is known.
     used : int
-        Locked, or being locked, by the maps of all devices, including idle regions. A range locked on two counts twice.
+        Locked, or being locked, by the maps of all devices, including idle regions. A range locked on two devices
+        counts twice, unless the vendor locks memory for both at once.
     idle : int
         The part of `used` in the registration cache, without a lock; it is given back when room is needed.
     external : int

@@ -18,8 +18,6 @@ from pinning import (
 )
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
-from pinning.plugin import Plugin
-from pinning.plugin.native import NativeDevice
 
 
 def test_a_contained_lock_is_the_base_plus_the_offset(pinned_map: PinnedMap) -> None:
@@ -93,28 +91,6 @@ def test_closing_unlocks_everything(tells: Held, pinned_map: PinnedMap) -> None:
     assert [tells.device.is_pinned_ptr(pages.ptr + page * PAGE) for page in range(4)] == [None] * 4
     pinned_map.lock(pages.ptr, pages.size)
     pinned_map.unlock(pages.ptr)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_two_maps_share_what_is_one_registration(
-    tells: Held, plugin: Plugin, pinned_map: PinnedMap, first: int
-) -> None:
-    pages = Pages(4)
-    if not isinstance(tells.device, NativeDevice):
-        pytest.skip("only native devices say what they share")
-    other = plugin.device(1) if plugin.device_count() > 1 else tells.device
-    with PinnedMap(other) as another:
-        maps = [pinned_map, another]
-        assert pinned_map.lock(pages.ptr, pages.size) > 0
-        assert another.lock(pages.ptr + 100, 200) > 0
-        maps[first].unlock(pages.ptr + 100)
-        assert maps[first].find(pages.ptr + 100) is None
-        region = maps[1 - first].find(pages.ptr + 100)
-        assert region is not None
-        assert not region.external
-        assert maps[1 - first].device.is_pinned_ptr(pages.ptr + 100) is not None
-        maps[1 - first].unlock(pages.ptr + 100)
-    assert tells.device.is_pinned_ptr(pages.ptr + 100) is None
 
 
 def test_what_someone_else_has_pinned_stays_pinned(tells: Held, pinned_map: PinnedMap) -> None:

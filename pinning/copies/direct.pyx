@@ -285,22 +285,12 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
         return direct_copy(to, origin, size, hold)
     if map.map.any_invalidated():
         return None
-    if size >= <uint64_t>costs.stage_from(host is origin) or overlaps(map, host.ptr, size):
+    if size >= <uint64_t>costs.stage_from(host is origin) or map.map.has_any(host.ptr, size):
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)
     work = direct_copy(to, origin, size, None)
     work.changes, work.pageable = changes, True
     return work
-
-
-cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
-    cdef CPinnedMap* native = map.map
-    cdef bint has_any
-    if not native.may_have_any():
-        return False
-    with nogil:
-        has_any = native.has_any(ptr, size)
-    return has_any
 
 
 cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):

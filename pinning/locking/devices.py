@@ -284,6 +284,14 @@ def pinned_maps() -> list[PinnedMap]:
     return maps.all()
 
 
+def separate(some: Iterable[PinnedMap]) -> list[PinnedMap]:
+    """Of maps that share their regions only the first."""
+    first: dict[int, PinnedMap] = {}
+    for each in some:
+        first.setdefault(each._domain, each)
+    return list(first.values())
+
+
 maps: PerDevice[PinnedMap] = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 

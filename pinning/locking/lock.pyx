@@ -70,6 +70,7 @@ cdef uint64_t last_serial = 0
 
 cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
+cdef object separate = devices.separate
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which `default_map` is valid
 cdef PinnedMap default_map = None
@@ -690,6 +691,8 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
 def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> list[Region]:
     """All locked regions of a device, or of all devices, in address order for each; `find` is the one around a buffer.
 
+    What one device of a vendor has locked for all of them is listed once, or for each device that is asked for.
+
     Parameters
     ----------
     device : Device or str, optional
@@ -704,10 +707,10 @@ def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> li
     ...     [region.size for region in pinning.regions()]
     [8000]
     """
-    all_maps = pinned_maps() if device is None else [map_of(device)]
+    wanted = separate(pinned_maps()) if device is None else [map_of(device)]
     return [
         region
-        for pinned_map in all_maps
+        for pinned_map in wanted
         for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if idle else pinned_map)
     ]
 

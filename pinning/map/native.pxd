@@ -115,7 +115,6 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         vector[CRegion] refresh() except +raise_in_python
         bool has_idle() noexcept
         bool has_any(uint64_t ptr, uint64_t size) except +raise_in_python
-        bool may_have_any() noexcept
         uint64_t changes() noexcept
         bool changed_since(uint64_t changes, uint64_t ptr, uint64_t size) except +raise_in_python
         size_t size() noexcept
@@ -154,6 +153,7 @@ cdef extern from "<pinning/paced_pieces.hpp>" namespace "pinning" nogil:
 
 cdef extern from "<pinning/shared_map.hpp>" namespace "pinning" nogil:
     cppclass SharedMap "pinning_map":
+        Locker locker
         CPinnedMap* map
         MappedLocks* mapped
 

@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from pinning.map.native cimport (
     CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonRegistrar, SharedMap,
 )
-from pinning.plugin.native cimport Coherence, LockOptions
+from pinning.plugin.native cimport Coherence, Locker, LockOptions
 
 
 cdef class Region:
@@ -43,7 +43,8 @@ cdef class PinnedMap:
     cdef restart(self)
     cdef _let_go(self)
     cdef _remove_registrars(self)
-    cdef uint64_t holds_in(self, uint64_t region) noexcept
+    cdef uint64_t holds_in(self, uint64_t region)
+    cdef Locker* locker(self) noexcept
     cdef give_back(self, uint64_t start)  # the idle region there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
     # In `pieces`, or if that is null in pieces of `piece` bytes.

@@ -27,7 +27,7 @@ from pinning.map.native cimport (
     process_watcher,
     shared_map,
 )
-from pinning.plugin.native cimport Access, Coherence, LockOptions, VendorDevice
+from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, VendorDevice
 from pinning.runtime.process cimport generation, is_parents
 
 from collections import deque
@@ -210,7 +210,7 @@ _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": 
 
 @cython.no_gc_clear
 cdef class PinnedMap:
-    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of one device, with counted locks.
+    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of a device, with counted locks.
 
     Lookups take no lock. The device is called with no lock held: a slow call delays neither lookups nor locks of other
     ranges, and threads that lock the same range at once make one call. In a forked child the map is empty.
@@ -224,7 +224,8 @@ cdef class PinnedMap:
     shared : bool
         Whether this is the map that native code of this process has under the device's name, see
         ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and
-        `close` gives up only the locks of Python's `Lock` handles.
+        `close` gives up only the locks of Python's `Lock` handles. Devices of one registration domain share its
+        regions: what one of them locks is locked for all.
 
     Attributes
     ----------
@@ -342,6 +343,7 @@ cdef class PinnedMap:
         cdef CPinnedMap* map = self.map
         cdef CHold hold
         self.check_open()
+        options.locker = self.locker()
         try:
             with nogil:
                 if pieces is NULL:
@@ -355,6 +357,10 @@ cdef class PinnedMap:
                 map.unlock(hold, False)
             self.check_open()
         return hold
+
+    cdef Locker* locker(self) noexcept:
+        """Which is to lock, of those of a shared map; null for the only one."""
+        return <Locker*>NULL if self.shared is NULL else &self.shared.locker
 
     cdef check_open(self):
         self.restart()
@@ -422,6 +428,7 @@ cdef class PinnedMap:
                 self.check_open()
             return None
         cdef LockOptions options = lock_options(read_only, None)
+        options.locker = self.locker()
         cdef uint64_t piece = self.step(nbytes, 0)
         cdef MappedLocks* mapped = self.mapped
         cdef optional[uint64_t] device_ptr
@@ -480,6 +487,11 @@ cdef class PinnedMap:
                 map.drain_invalidations()
         finally:
             unlock_orphans()
+
+    @property
+    def _domain(self) -> int:
+        """The same for the maps of devices that share their regions."""
+        return <uint64_t>self.map
 
     def _changes(self) -> int:
         """How often the locked regions have changed, for `_changed_since`."""
@@ -741,13 +753,16 @@ cdef class PinnedMap:
         if first_error is not None:
             raise first_error
 
-    cdef uint64_t holds_in(self, uint64_t region) noexcept:
-        """The number of holds that count a lock of the region with this serial."""
+    cdef uint64_t holds_in(self, uint64_t region):
+        """The number of holds that count a lock of the region with this serial, for any device that shares the map."""
         cdef uint64_t number = 0
-        cdef PyObject* each = self.holds
-        while each is not NULL:
-            number += (<Hold>each).counted and (<Hold>each).hold.serial == region
-            each = (<Hold>each).next_hold
+        cdef PinnedMap other
+        cdef PyObject* each
+        for other in _maps:
+            each = other.holds if other.map is self.map else NULL
+            while each is not NULL:
+                number += (<Hold>each).counted and (<Hold>each).hold.serial == region
+                each = (<Hold>each).next_hold
         return number
 
     cdef give_back(self, uint64_t start):

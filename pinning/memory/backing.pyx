@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from pinning.budget.cache import give_back_for
 from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
-from pinning.locking.devices import pinned_map
+from pinning.locking.devices import pinned_map, separate
 from pinning.plugin import MemoryKind, MemoryKindLike, WriteCombiningDevice
 from pinning.runtime.arguments import alignment as alignment_of
 
@@ -123,7 +123,7 @@ cdef class Backing:
 
     cdef list maps_of(self, CMemoryKind kind):
         """The maps to register memory in: of HOST memory those of all devices, so that every copy sees it as locked."""
-        return [pinned_map(each) for each in self.devices] if kind == CMemoryKind.host else []
+        return separate(map(pinned_map, self.devices)) if kind == CMemoryKind.host else []
 
     def _take_back(self, Allocation memory not None):
         """Free what `whole` has made, as `Allocation.give_back`."""

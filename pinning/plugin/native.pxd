@@ -24,10 +24,6 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         fine
         coarse
 
-    cppclass LockOptions:
-        Access access
-        Coherence coherence
-
     cppclass CoherenceSupport:
         bool fine
         bool coarse
@@ -36,6 +32,11 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         uint64_t base
         uint64_t size
         uint64_t device_ptr
+
+    cppclass LockOptions:
+        Access access
+        Coherence coherence
+        Locker* locker
 
     cppclass Locker:
         uint64_t lock(uint64_t ptr, uint64_t size, LockOptions options) except +raise_in_python

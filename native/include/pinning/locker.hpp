@@ -24,10 +24,13 @@ enum class Access : std::uint8_t { unknown, writable, read_only };
 /// only once the kernel has ended. Unknown: neither is promised, or neither is requested.
 enum class Coherence : std::uint8_t { unknown, fine, coarse };
 
+class Locker;
+
 /// What a caller knows of the memory and wants of its lock.
 struct LockOptions {
   Access access = Access::unknown;
   Coherence coherence = Coherence::unknown;  // coarse: fine is not needed
+  Locker* locker = nullptr;  // of a map of several devices: the one that is to lock; null: the map's own
 };
 
 /// What a vendor has; neither if it promises nothing.
@@ -45,8 +48,6 @@ struct CoherenceSupport {
     return fine == coarse ? Coherence::unknown : fine ? Coherence::fine : Coherence::coarse;
   }
 };
-
-class Siblings;
 
 /// The bytes [start, end).
 struct Span {
@@ -82,9 +83,6 @@ class Locker {
 
   /// Always the same, and fast.
   virtual CoherenceSupport coherence() const noexcept { return {}; }
-
-  /// The maps of all devices for which memory is locked when this one locks it; null if that is this one alone.
-  virtual Siblings* siblings() noexcept { return nullptr; }
 
   /// Called in a forked child, where nothing is locked any more and no other thread runs; a thread of the parent may
   /// have been in the middle of any change.

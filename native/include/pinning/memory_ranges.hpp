@@ -51,16 +51,15 @@ class MemoryRanges {
   MemoryRange of_host(Address ptr, Address limit, std::uint64_t ask_from);
 
  private:
-  /// The end of memory that is not locked, whether it belongs to a growing region, and whether a sibling has locked it.
+  /// The end of memory that is not locked, and whether it belongs to a growing region.
   struct Gap {
     Address end;
-    bool in_region = false, of_sibling = false;
+    bool in_region = false;
   };
 
   std::optional<MemoryRange> locked(Address ptr);
   std::optional<MemoryRange> pinned(Address ptr);
   Gap gap(Address ptr, Address limit);
-  Gap gap_here(Address ptr, Address limit);
   std::optional<Hold> hold(Region const& region, Address ptr);
   template <class Take>
   std::optional<Hold> keep(Take&& take);

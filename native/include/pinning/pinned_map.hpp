@@ -22,37 +22,32 @@
 #include "pieces.hpp"
 #include "region.hpp"
 #include "region_starts.hpp"
-#include "siblings.hpp"
 #include "watcher.hpp"
 
 namespace pinning {
 
-/// The locked host memory of one device, with counted locks.
+/// The locked host memory of a device, or of all devices for which memory is locked when one of them locks it, with
+/// counted locks.
 ///
 /// A region without a lock may stay registered as a cached registration, *idle*: the next lock inside it makes no
 /// vendor call. Lookups do not show it, and it is unlocked if a lock partly overlaps it or the budget needs room.
 ///
 /// Registrars add each region once all of it is locked, and remove it before the vendor unlocks any of it.
 ///
-/// What a sibling has registered is entered with the same bounds, and *shared*: the last map that has it calls the
-/// vendor, with the locker that has locked it. An idle region of a sibling moves to this map.
-///
 /// This file has the interface and the data; the implementation is in map/, one topic per file. Structures, mutexes and
 /// the life of a region: Note [PinnedMap design] in map/locking.hpp.
 class PinnedMap final : private InvalidationListener, private Budget::Keeper {
  public:
-  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher it learns only by `invalidate` that
-  /// memory is gone. `drained_by_watcher`: a thread of the watcher calls `drain_invalidations`. Without a budget the
-  /// map has its own, which has no limit and keeps nothing idle, and has no siblings.
+  /// `locker` locks unless `LockOptions` names another device's. All of them, `watcher` and `budget` must outlive the
+  /// map. Without a watcher it learns only by `invalidate` that memory is gone. `drained_by_watcher`: a thread of the
+  /// watcher calls `drain_invalidations`. Without a budget the map has its own, which has no limit and keeps nothing idle.
   explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool drained_by_watcher = false,
                      Budget* budget = nullptr)
       : locker_(locker),
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
         budget_(budget == nullptr ? *own_ : *budget),
-        made_in_(budget_.generation()),
-        siblings_(budget == nullptr ? nullptr : locker.siblings()) {
-    if (siblings_ != nullptr) siblings_->join(*this);
+        made_in_(budget_.generation()) {
     if (watcher_ != nullptr) watcher_->add(*this, drained_by_watcher);
     budget_.join(*this);
   }
@@ -65,7 +60,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
       clear();
     } catch (...) {
     }
-    if (siblings_ != nullptr) siblings_->leave(*this);
     if (watcher_ != nullptr) watcher_->remove(*this);
   }
 
@@ -238,16 +232,9 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     }
   }
 
-  /// The first region in a range that a sibling has and this map may lack, as `overlapping` reports them.
-  std::optional<Region> first_of_siblings(Address ptr, std::uint64_t size) const;
-
-  /// Whether it or a sibling has a region in a range, also an idle one.
+  /// Whether there is a region in a range, also an idle one.
   bool has_any(Address ptr, std::uint64_t size) const {
-    return !overlapping(ptr, size, true, 1).empty() || first_of_siblings(ptr, size).has_value();
-  }
-  /// Whether `has_any` is worth asking.
-  bool may_have_any() const noexcept {
-    return size() != 0 || has_idle() || (siblings_ != nullptr && siblings_->several());
+    return (this->size() != 0 || has_idle()) && !overlapping(ptr, size, true, 1).empty();
   }
 
   /// Number of changes to what is locked: regions that were added, grew, were removed or became idle.
@@ -357,8 +344,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     Coherence coherence;
   };
 
-  struct Claimed;
-
   // `guard` holds the mutex; the function may release it meanwhile.
 
   // ---- map/invalidation.hpp ----
@@ -396,22 +381,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void forget_idle(Record const& record) noexcept;
   bool evict(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
 
-  // ---- map/sharing.hpp ----
-
-  struct Found;
-  std::optional<Claimed> claim_among_siblings(Request& request, std::uint64_t unit);
-  Hold share(Claimed& entered, Address ptr);
-  Address device_ptr_of(Address start, Registered const& registered);
-  Found tell(Address ptr, std::uint64_t size);
-  bool shares(Address start);
-  bool siblings_have(Siblings::Claim& claim, Address start);
-  void wait_for_change(Address ptr, std::uint64_t size);
-  static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept;
-  // With the mutex:
-  bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
-  // Called without the mutex:
-  bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
-
   // ---- map/registrars.hpp ----
 
   class RegistrarPins;
@@ -426,7 +395,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   std::optional<Hold> acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces);
   std::optional<Hold> lock_watched(Attempt& attempt, Request& request);
-  Hold lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces);
+  Hold lock_pieces(Attempt& attempt, Request const& request);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
   void release_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
@@ -436,13 +405,12 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   bool make_way(std::unique_lock<std::mutex>& guard, Request& request);
   void make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start, std::uint64_t size,
                        pagetable::Region const& first);
-  std::optional<Claimed> claim_range(std::unique_lock<std::mutex>& guard, Request& request);
   std::optional<Hold> adopt_external(std::unique_lock<std::mutex>& guard, Request& request, Pinned const& pinned);
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece);
   void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept;
   void abandon(std::unique_lock<std::mutex>& guard, Attempt& attempt) noexcept;
   // Called without the mutex, hold it at the end unless they return a lock:
-  std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+  std::optional<Hold> lock_entered(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                    std::optional<Pinned>& pinned);
   void roll_back(std::unique_lock<std::mutex>& guard, Attempt& attempt);
 
@@ -471,12 +439,11 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
   unsigned const made_in_;
-  Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
   RegionStarts starts_;
   mutable std::mutex mutex_;
   std::condition_variable state_changed_;
-  AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock
+  AllRegistered ends_;  // of regions of several pieces, of other lockers or known to registrars: for the last unlock
   std::vector<std::unique_ptr<Registrar>> registrars_;
   std::atomic<bool> any_registrars_ = false;
   std::atomic<std::uint64_t> most_by_one_call_ = ~std::uint64_t{0};  // that the vendor was seen to take
@@ -493,7 +460,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 #include "map/refusals.hpp"
 #include "map/others.hpp"
 #include "map/idle.hpp"
-#include "map/sharing.hpp"
 #include "map/registrars.hpp"
 #include "map/locking.hpp"
 #include "map/unlocking.hpp"

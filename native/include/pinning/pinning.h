@@ -119,6 +119,7 @@ PINNING_API pinning_status pinning_map_destroy(pinning_map *map) PINNING_NOEXCEP
 /*
  * Get the process-wide map of a device: "cuda:0", "hip:0", "hsa:0", "ur:0" or "host:0" (mlock), numbered as in Python.
  * It is made on demand, exists until the process ends, and is the map that Python's `pinning` uses for this device. The
+ * devices of each of CUDA, HIP and HSA share one map: what one of them locks is locked for the others too. The
  * text of PINNING_UNAVAILABLE says what is missing.
  */
 PINNING_API pinning_status pinning_map_open(pinning_map **map, const char *device) PINNING_NOEXCEPT;

@@ -84,7 +84,6 @@ struct Record {
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
   static constexpr std::uint8_t watched = 16;     // the map's watcher reports when memory goes away
   static constexpr std::uint8_t kept = 32;        // the last unlock makes it idle
-  static constexpr std::uint8_t shared = 64;      // siblings may have it too
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call
@@ -98,9 +97,6 @@ struct Record {
   bool has(std::uint8_t flag) const noexcept { return (flags.load(std::memory_order_relaxed) & flag) != 0; }
   void set(std::uint8_t flag) noexcept {
     flags.store(flags.load(std::memory_order_relaxed) | flag, std::memory_order_release);
-  }
-  void clear(std::uint8_t flag) noexcept {
-    flags.store(flags.load(std::memory_order_relaxed) & ~flag, std::memory_order_release);
   }
 
   /// Whether a vendor call is in progress for it.

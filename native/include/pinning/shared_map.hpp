@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process-wide map of each device, which lives in libpinning.so and is made on demand.
+// The process-wide map of each registration domain, which lives in libpinning.so and is made on demand.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 #include "mapped_locks.hpp"
 #include "vendor.hpp"
 
-/// The map of the C interface: a PinnedMap with its locker and its MappedLocks.
+/// The map of the C interface: a PinnedMap, its MappedLocks, and the locker for locks that are made through this.
 struct pinning_map {
   /// `shared_by`: the device whose process-wide map this is; null for a private map. A process-wide map is never
   /// destroyed, so a thread of the watcher may call its locker when memory is invalidated.
@@ -20,8 +20,12 @@ struct pinning_map {
     mapped = new pinning::MappedLocks(*fresh);
     map = fresh.release();
   }
+  /// The map of another device of the same registration domain, for locks by this one.
+  pinning_map(pinning::Locker& calls, pinning::VendorDevice& by, pinning_map& domain)
+      : locker(calls), largest(by.largest_lock()), device(&by), owner(&domain), map(domain.map), mapped(domain.mapped) {}
   pinning_map(pinning_map const&) = delete;
   ~pinning_map() {
+    if (owner != this) return;
     delete mapped;
     delete map;
   }
@@ -29,7 +33,11 @@ struct pinning_map {
   /// In a forked child: construct an empty map at the same address, because the locks belong to the parent. The fork
   /// can no longer fail, so if there is no memory, `map` and `mapped` are null and every lock is refused.
   void restart() noexcept {
-    if (map == nullptr) return;
+    if (owner != this) {  // which has restarted
+      map = owner->map;
+      mapped = owner->mapped;
+    }
+    if (owner != this || map == nullptr) return;
     map->abandon();
     try {
       new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), device != nullptr, &pinning::process_budget());
@@ -42,17 +50,23 @@ struct pinning_map {
 
   /// Bytes per vendor call for a lock of `size` bytes; 0: one call for all.
   std::uint64_t piece(std::uint64_t size) const noexcept { return size > largest ? largest : 0; }
+  /// For locks through this.
+  pinning::LockOptions options(pinning::LockOptions wanted = {}) noexcept {
+    wanted.locker = &locker;
+    return wanted;
+  }
 
   pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
   pinning::VendorDevice* const device;  // null for a private map
+  pinning_map* const owner = this;      // of `map` and `mapped`
   pinning::PinnedMap* map = nullptr;
   pinning::MappedLocks* mapped = nullptr;
 };
 
 namespace pinning {
 
-/// The map of this device that the whole process shares.
+/// The map of this device that the whole process shares: one PinnedMap for all devices of its registration domain.
 PINNING_API pinning_map& shared_map(VendorDevice& device);
 
 }  // namespace pinning

@@ -71,7 +71,6 @@ class PINNING_API ListedLocker : public Locker {
   void drain_invalidations() override { calls_.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   CoherenceSupport coherence() const noexcept override { return calls_.coherence(); }
-  Siblings* siblings() noexcept override { return calls_.siblings(); }
   void after_fork() override { calls_.after_fork(); }
 
  private:

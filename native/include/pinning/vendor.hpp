@@ -186,6 +186,8 @@ class VendorDevice : public Locker {
   virtual std::string link_to(VendorDevice&) { return {}; }
   /// Problems of the vendor's installation that do not prevent its use.
   virtual std::vector<std::string> problems() { return {}; }
+  /// The devices for all of which memory is locked when this one locks it have the same registration domain, and one map.
+  virtual std::string registration_domain() const { return name(); }
   /// The most bytes that one `lock` can take.
   virtual std::uint64_t largest_lock() const noexcept { return ~std::uint64_t{0}; }
 

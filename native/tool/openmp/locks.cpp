@@ -377,7 +377,7 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
       }
       if (!is_locked && !request.is_requested && !make_room(range.size(), outcome)) return;
       outcome.hold = is_locked ? map->map->track(range.start, range.size())
-                               : map->map->lock(range.start, range.size(), {}, map->piece(range.size()));
+                               : map->map->lock(range.start, range.size(), map->options(), map->piece(range.size()));
       auto const lock = map->map->find(range.start, range.size());
       outcome.lock = lock ? Range{lock->start, lock->start + lock->whole} : range;
     } catch (PartialOverlap const& error) {

@@ -181,8 +181,7 @@ class CudaDevice : public VendorDevice {
   std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true}; }  // the driver has no other kind
-  Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
-  void after_fork() override { siblings_of<CudaDevice>().restart(); }
+  std::string registration_domain() const override { return "cuda"; }
 
   // ---- memory ----
 

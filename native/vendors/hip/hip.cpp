@@ -107,8 +107,7 @@ class HipDevice : public VendorDevice {
   }
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
-  Siblings* siblings() noexcept override { return &siblings_of<HipDevice>(); }
-  void after_fork() override { siblings_of<HipDevice>().restart(); }
+  std::string registration_domain() const override { return "hip"; }
 
   // ---- memory ----
 

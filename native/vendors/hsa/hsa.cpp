@@ -107,8 +107,7 @@ class HsaDevice : public VendorDevice {
   }
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
-  Siblings* siblings() noexcept override { return &siblings_of<HsaDevice>(); }
-  void after_fork() override { siblings_of<HsaDevice>().restart(); }
+  std::string registration_domain() const override { return "hsa"; }
 
   // ---- memory ----
 

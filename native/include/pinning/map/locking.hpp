@@ -46,15 +46,15 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 //   table_   page table: address -> region, with a Record of atomics for each. Every region is in it, from before the
 //            vendor is asked to lock until after the vendor has unlocked, so that overlaps are seen in any state.
 //   ends_    where the pieces of a region end, which locker has locked it, which registrars have it; has no entry for a
-//            region of one piece that this map's locker has locked and no registrar has.
+//            region of one piece that the map's own locker has locked and no registrar has.
 //   idle_    cached registrations (regions without a lock) by serial, so oldest first: what the budget takes back.
 //   starts_  a filter over the table: may a region start in this range? Read by threads that may take no mutex.
 //
 // Mutexes
 //   `mutex_` guards every change to the above. It is held for a few hundred nanoseconds, never during a vendor call,
 //   a Python call or a wait. A region whose vendor call is in progress is marked as in transit, claimed by the calling
-//   thread; any other thread that needs the outcome waits on `state_changed_`. The mutexes of siblings and budget are taken
-//   before `mutex_`, the page table's within it. A function that is given `guard` may release the mutex and take it
+//   thread; any other thread that needs the outcome waits on `state_changed_`. The budget's mutex is taken before
+//   `mutex_`, the page table's within it. A function that is given `guard` may release the mutex and take it
 //   again, and the table must then be searched again: therefore `acquire` is a loop.
 //
 // The life of a region
@@ -76,8 +76,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 // Acquiring a lock: `acquire` repeats these phases until one of them has the answer.
 //   count_existing   a region holds the range: one more reference.
 //   make_way         something overlaps: wait for it, evict or confirm it, or refuse. Decided before any vendor call.
-//   claim_range      enter the range, or the bounds of a sibling's registration, which `share` then completes.
-//   lock_claimed     the vendor's calls, without the mutex. On failure all is as before.
+//   lock_entered     the range is entered; the vendor's calls, without the mutex. On failure all is as before.
 //   adopt_external   the vendor says "already pinned": enter what it reports as external.
 //
 // Why `find` needs no lock: the table's readers are lock-free (Note [PageTable design]), and a Record is read between
@@ -95,11 +94,11 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
     if (auto const hold = count_existing(ptr, size, options.coherence, request.confirmed)) return hold;
     request.coherence = locker_.coherence().choose(options.coherence);
     if (!make_way(guard, request)) continue;
-    auto claim = claim_range(guard, request);
-    if (!claim) continue;
-    if (claim->registered) return share(*claim, ptr);
+    if (pieces != nullptr) pieces->cut(size, most_by_one_call_.load(std::memory_order_relaxed));
+    Id const id = enter(ptr, size, pieces != nullptr ? pieces->unit() : 0);
+    guard.unlock();
     std::optional<Pinned> pinned;
-    if (auto const hold = lock_claimed(guard, request, claim->id, pinned)) return hold;
+    if (auto const hold = lock_entered(guard, request, id, pinned)) return hold;
     if (pinned) {
       if (auto const hold = adopt_external(guard, request, *pinned)) return hold;
     } else if (request.already_pinned) {
@@ -129,27 +128,9 @@ inline void PinnedMap::make_way_around(std::unique_lock<std::mutex>& guard, Requ
   refuse(start, size, first);
 }
 
-/// Enter the range, or what a sibling has registered around it, and release the mutex; nullopt, with the mutex held, if
-/// the caller must look again.
-inline std::optional<PinnedMap::Claimed> PinnedMap::claim_range(std::unique_lock<std::mutex>& guard, Request& request) {
-  if (request.pieces != nullptr) {
-    request.pieces->cut(request.size, most_by_one_call_.load(std::memory_order_relaxed));
-  }
-  std::uint64_t const unit = request.pieces != nullptr ? request.pieces->unit() : 0;
-  if (siblings_ == nullptr || !siblings_->several()) {
-    Id const id = enter(request.ptr, request.size, unit);
-    guard.unlock();
-    return Claimed{id, request.ptr};
-  }
-  guard.unlock();
-  auto claim = claim_among_siblings(request, unit);
-  if (!claim) guard.lock();
-  return claim;
-}
-
-/// Have the vendor lock the claimed range, without the mutex. Without a result the claim has been undone, the mutex is
-/// held, and `pinned` is what others have pinned there.
-inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+/// Have the vendor lock a range that has been entered, without the mutex. Without a result the entry is gone, the mutex
+/// is held, and `pinned` is what others have pinned there.
+inline std::optional<Hold> PinnedMap::lock_entered(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                                    std::optional<Pinned>& pinned) {
   Attempt attempt{id, request.ptr, request.size, request.undo_refused};
   try {
@@ -180,7 +161,7 @@ inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& re
     watching.becomes(attempt.id);
   }
   try {
-    return lock_pieces(attempt, {request.options.access, request.coherence}, *request.pieces);
+    return lock_pieces(attempt, request);
   } catch (AlreadyPinned const&) {
     request.already_pinned = std::current_exception();
     return std::nullopt;
@@ -242,10 +223,13 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
 }
 
 /// Have the vendor lock a region, one piece after another.
-inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces) {
+inline Hold PinnedMap::lock_pieces(Attempt& attempt, Request const& request) {
+  Locker& locker = request.options.locker != nullptr ? *request.options.locker : locker_;
+  LockOptions const options{request.options.access, request.coherence};
+  Pieces& pieces = *request.pieces;
   {
     AllRegistered one;  // made first: once something is locked nothing may fail
-    one.try_emplace(attempt.id).first->second.by = &locker_;
+    one.try_emplace(attempt.id).first->second.by = &locker;
     attempt.ends = one.extract(attempt.id);
   }
   PieceEnds& ends = attempt.ends.mapped().ends;
@@ -258,7 +242,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
     ends.reserve(ends.size() + 1);
     Address piece_ptr;
     try {
-      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, options); });
+      piece_ptr = budget_.with_room(bytes, [&] { return locker.lock(attempt.start + held, bytes, options); });
     } catch (VendorError const& error) {
       // Some kernels pin at most 2 GiB in one call, some hosts at most 96 GiB, which only trying shows.
       most = std::bit_floor(bytes - 1);
@@ -293,7 +277,9 @@ inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts,
   }
   if (now == State::locked) {
     Registered const& registered = attempt.ends.mapped();
-    if (registered.ends.size() > 1 || !registered.registrations.empty()) ends_.insert(std::move(attempt.ends));
+    if (registered.ends.size() > 1 || registered.by != &locker_ || !registered.registrations.empty()) {
+      ends_.insert(std::move(attempt.ends));
+    }
     return hold_of(attempt.id, attempt.start, attempt.start);
   }
   if (!record.has(ending)) return std::nullopt;

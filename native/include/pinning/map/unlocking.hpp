@@ -33,14 +33,6 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
       record.references.store(references - 1, std::memory_order_release);
     } else if (record.has(external)) {
       leave(guard, *region);
-    } else if (record.has(Record::shared)) {
-      set_state(record, State::leaving);
-      if (siblings_have(guard, *region, record)) {
-        unlock_claimed(guard, *region, record, State::locked, false);
-        return true;
-      }
-      set_state(record, record.is_invalidated() ? State::invalidated : State::locked);
-      continue;  // no sibling has it
     } else if (make_idle(*region, record)) {
       guard.unlock();
       if (budget_.has_excess()) budget_.give_back_excess();
@@ -66,7 +58,6 @@ inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool ke
     record.references.store(references - 1, std::memory_order_release);
     return true;
   }
-  if (record.has(Record::shared)) return false;
   return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
 }
 
@@ -91,11 +82,9 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
   std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
   auto const gone = invalidated_part(region.start, record);
-  bool const shared = record.has(Record::shared);
   guard.unlock();
   try {
     if (kept) deregister(kept.mapped().registrations);
-    if (shared && leave_to_siblings(guard, region, record)) return 0;
     Budget::Unlocking const unlocking(budget_);
     try {
       if (kept) {

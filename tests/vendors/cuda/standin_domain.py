@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several GPUs: one registration for all of them, in any order of locks and unlocks."""
+"""Several GPUs: one map and one registration for all of them, in any order of locks and unlocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import pinning
-from pinning import VendorError
+from pinning import NotLockedError, PartialOverlapError, StillLockedError, VendorError
 from pinning.cli.status import status_of
 from standins.standin import StandIn
 
@@ -58,22 +58,65 @@ def test_copies_across_the_border_of_what_another_device_has_locked(
             lock.unlock()
 
 
-def test_beside_what_is_left_of_an_unlock_that_was_refused_half_way(standin: StandIn) -> None:
-    """What has been unregistered, up to its first byte, can be locked for another device."""
+def test_what_one_device_has_locked_is_locked_for_all(standin: StandIn) -> None:
+    array, used = numpy.zeros(4 * UNIT, "u1"), pinning.budget().used
+    with pinning.locked(array, device="cuda:1"):
+        for name in NAMES:
+            region = pinning.find(array[UNIT:], device=name)
+            assert region is not None
+            assert (region.size, region.references, region.device.name) == (array.nbytes, 1, name)
+            assert [each.start for each in pinning.regions(name)] == [region.start]
+        assert len(pinning.regions()) == 1
+        other = pinning.lock(array[UNIT : 2 * UNIT], device="cuda:2")
+        with pytest.raises(PartialOverlapError):
+            pinning.lock((array.ctypes.data - 1, 10), device="cuda:0")
+        assert pinning.budget().used == used + array.nbytes
+    assert other.held
+    assert len(standin.registrations()) == 1
+    with pytest.raises(NotLockedError):
+        pinning.unlock(array, device="cuda:1")  # which has no lock of its own
+    pinning.unlock(array)
+    assert not other.held
+    assert not pinning.is_locked(array, device="cuda:1")
+
+
+def test_host_memory_of_a_context_of_several_devices(standin: StandIn) -> None:
+    with pinning.Context([pinning.device(name) for name in NAMES]) as context:
+        memory = context.alloc(UNIT, "host")
+        for name in NAMES:
+            region = pinning.find(memory, device=name)
+            assert region is not None
+            assert region.registered
+        address = memory.ptr
+        memory.free()
+        assert not any(pinning.is_locked(address, device=name) for name in NAMES)
+
+
+def test_the_device_that_is_named_locks_and_unlocks(standin: StandIn) -> None:
+    array, contexts = numpy.zeros(4 * UNIT, "u1"), []
+    for piece in (None, UNIT):
+        for name in NAMES:
+            lock = pinning.lock(array, device=name, piece=piece)
+            contexts.append(standin.calls("cuCtxPushCurrent")[-1])
+            lock.unlock()
+            assert standin.calls("cuCtxPushCurrent")[-1] == contexts[-1]
+    assert len(set(contexts)) == len(NAMES)
+
+
+def test_what_is_left_of_an_unlock_that_was_refused_half_way(standin: StandIn) -> None:
+    """No device can lock there, and any of them can try the unlock again."""
     array = numpy.zeros(4 * UNIT, "u1")
-    lock = pinning.lock(array, device="cuda:0", piece=UNIT)
+    lock = pinning.lock(array, device="cuda:1", piece=UNIT)
     standin.configure("fail=cuMemHostUnregister:2:4242")
     with pytest.raises(VendorError, match="4242"):
         lock.unlock()
     standin.configure("")
-    left = sorted(start - array.ctypes.data for start, _ in standin.registrations())
-    gone = [at for at in range(0, array.nbytes, UNIT) if at not in left]
-    assert gone
-    for at in gone:
-        with pinning.locked(array[at : at + UNIT], device="cuda:1"):
-            assert len(standin.registrations()) == len(left) + 1
-    lock.unlock()
+    for name in NAMES:
+        with pytest.raises(StillLockedError):
+            pinning.lock(array, device=name)
+    pinning.pinned_map("cuda:2").unlock(array.ctypes.data)
     assert standin.registrations() == set()
+    assert not lock.held
 
 
 def test_what_is_idle_for_one_vendor_is_locked_for_another(standin: StandIn) -> None:
