@@ -42,6 +42,28 @@ def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice)
             attempt()
 
 
+def test_what_is_kept_is_released_though_another_thread_is_still_releasing(device: FakeMemoryDevice) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            releasing.set()
+            go_on.wait(WAIT)
+
+    releasing, go_on = threading.Event(), threading.Event()
+    thing = Thing()
+    known = weakref.ref(thing)
+    with Queue(device) as queue:
+        queue.submit(work, keep=(Slow(),))
+        event = queue.submit(work, keep=(thing,))
+        del thing
+        device.let_go()
+        polling = Background(queue.done)
+        assert releasing.wait(WAIT)
+        event.wait()
+        assert known() is None
+        go_on.set()
+        polling.result()
+
+
 def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice) -> None:
     def everything() -> list[Event]:
         ran.clear()

@@ -57,18 +57,15 @@ class PythonOperation final : public Operation {
   }
 
   /// Release the objects of what was dropped, which may run any code, and at exit end the thread in it. The GIL is held.
+  /// One by one, in the order in which they were dropped: while one of them lets other threads run, such as the unlock
+  /// that ends a copy, a thread that has waited for another copy finds that copy's objects here and releases them.
   static void release_dropped() {
-    if (last_dropped.load(std::memory_order_relaxed) == nullptr) return;
-    PythonOperation* first = nullptr;  // in the order in which they were dropped
-    for (PythonOperation* each = last_dropped.exchange(nullptr, std::memory_order_acquire); each != nullptr;) {
-      PythonOperation* const next = std::exchange(each->next_, first);
-      first = each;
-      each = next;
-    }
-    while (first != nullptr) {
-      PythonOperation* const gone = first;
+    for (;;) {
+      if (last_dropped.load(std::memory_order_relaxed) != nullptr) collect();
+      PythonOperation* const gone = first_collected;
+      if (gone == nullptr) return;
+      first_collected = gone->next_;
       PyObject *const work = gone->work_, *const kept = gone->kept_;
-      first = gone->next_;
       gone->~PythonOperation();
       ::operator delete(gone);
       Py_DECREF(work);
@@ -77,7 +74,21 @@ class PythonOperation final : public Operation {
   }
 
  private:
-  static inline std::atomic<PythonOperation*> last_dropped = nullptr;
+  /// Put what was dropped behind what is collected.
+  static void collect() noexcept {
+    PythonOperation* first = nullptr;
+    for (PythonOperation* each = last_dropped.exchange(nullptr, std::memory_order_acquire); each != nullptr;) {
+      PythonOperation* const next = std::exchange(each->next_, first);
+      first = each;
+      each = next;
+    }
+    PythonOperation** end = &first_collected;
+    while (*end != nullptr) end = &(*end)->next_;
+    *end = first;
+  }
+
+  static inline std::atomic<PythonOperation*> last_dropped = nullptr;  // the latest first
+  static inline PythonOperation* first_collected = nullptr;  // (the GIL)
 
   PyObject *const work_, *const kept_, *const vendor_;
   Operation* const native_;
