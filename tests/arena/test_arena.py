@@ -558,7 +558,7 @@ def test_without_a_thread_nothing_is_made_and_nothing_grows(device: FakeDevice) 
     def check() -> None:
         with Arena(SIZE, device, grow=4 * SIZE) as arena:
             arena.wait(timeout=WAIT)
-            before = threading.stack_size(1 << 46)  # no thread can be started with that
+            before = threading.stack_size(1 << 47)  # all addresses of a process: no thread can be started with that
             try:
                 with pytest.raises(PinningError, match="ulimit -u"):
                     arena.grow(SIZE)

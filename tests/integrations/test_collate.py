@@ -263,7 +263,7 @@ class Numbers(torch.utils.data.Dataset):
         return 1000
 
     def __getitem__(self, at):
-        if at == 100:
+        if at in (100, 500):  # once more, because Python ignores what is raised in a destructor
             os.kill(os.getppid(), signal.SIGINT)
         return torch.ones(10)
 
