@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from pinning.copies.links import DIVIDED_FROM, LARGEST_BLOCK, Rounds, ways_of
 from pinning.errors import ArgumentError, FileError, FileFormatError, InvalidRangeError, PinningError
+from pinning.files.columns import Cutter, take_columns
 from pinning.files.copy import is_host
 from pinning.files.divided import FileParts
 from pinning.files.file_work import OpenFile, copy_of, copy_parts
@@ -260,6 +261,7 @@ def _load(
     memories: list[Any] = []
     events: list[Any] = []
     links = _Links(targets, files)
+    cutter = Cutter([target.queue for target in targets], links.queue, links.reaches, files)
     rounds = Rounds(targets[0].queue) if len(targets) == 1 else None
     try:
         for shard, of_shard in zip(shards, wanted, strict=True):
@@ -278,6 +280,9 @@ def _load(
                     else:
                         found[tensor.name] = target.library.empty(tensor)
                 places.append(of_target)
+            for columns in take_columns(places, cutter.able):
+                for event in cutter.read(shard.file, columns, memories[-len(targets) :]):
+                    events.append(event)
             _copy(shard, places, memories[-len(targets) :], targets, links, rounds, events)
         if rounds is not None:
             rounds.finish()

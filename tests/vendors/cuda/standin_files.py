@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -24,8 +25,8 @@ from noise import noise
 from pinning import MemoryKind, arrays
 from pinning.conformance.faults import eventually
 from pinning.copies import costs
+from pinning.files import columns, shard, trim_snapshots
 from pinning.files import load as loading
-from pinning.files import shard, trim_snapshots
 from pinning.files import snapshot as snapshots
 from pinning.memory import default_pool
 from pinning.queues import default_queue
@@ -215,6 +216,36 @@ def test_two_devices(standin: StandIn, second: None, tmp_path: Path, peers: bool
             assert (parts[f"cuda:{i}"]["norm"].copy_to_host() == whole["norm"]).all()
     assert descriptors_of(path) == 0
     del found, parts
+    gc.collect()
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_columns_for_two_devices(
+    standin: StandIn, second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: bool
+) -> None:
+    """Rows are read as a whole and cut on the devices, in blocks by turns, unless these do not reach each other."""
+    monkeypatch.setattr(columns, "SMALLEST", 100_000)
+    monkeypatch.setattr(columns, "BLOCK", 70_000)
+    if not peers:
+        standin.configure("no_peers")
+    shapes = {"wide": (333, 1000), "deep": (7, 40, 3000), "tiny": (10, 10), "long": (3, 200_000)}
+    whole = {name: noise(math.prod(shape), len(name)).reshape(shape) for name, shape in shapes.items()}
+    path = tmp_path / "a.safetensors"
+    pinning.save_file(whole, path)
+    slices = [
+        {"wide": numpy.s_[:, 10:600], "deep": numpy.s_[:, :, :2999], "tiny": numpy.s_[:, :5], "long": numpy.s_[:, :9]},
+        {"wide": numpy.s_[:, 600:], "deep": numpy.s_[:, 3:9], "tiny": numpy.s_[:, 2:], "long": numpy.s_[:, 9:]},
+        {"wide": numpy.s_[:, 300:600], "deep": numpy.s_[:, :, 1:], "tiny": ..., "long": ...},
+    ]
+    for chosen in (slices[:2], slices[1:], [slices[0], slices[0]]):
+        plans = {f"cuda:{i}": plan for i, plan in enumerate(chosen)}
+        found = pinning.load_file(path, plans, framework="pinning")
+        for name, plan in plans.items():
+            for each, index in plan.items():
+                assert (found[name][each].copy_to_host() == whole[each][index]).all(), (name, each)
+    assert bool(standin.calls("cuMemcpy2DAsync")) == peers
+    assert descriptors_of(path) == 0
+    del found
     gc.collect()
 
 
