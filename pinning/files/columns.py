@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -90,13 +90,12 @@ class Cutter:
         """Whether these are several devices that reach each other, and each has room for its blocks."""
         if len(devices) < 2 or not all(self._reaches(*pair) for pair in permutations(devices, 2)):
             return False
-        try:
-            for who in devices - self._blocks.keys():
-                blocks = [self._scope.enter_context(alloc(BLOCK, device=self._queues[who].device)) for _ in range(2)]
-                self._blocks[who] = [(block, []) for block in blocks]
-        except VendorError:
-            return False
-        return True
+        for who in devices - self._blocks.keys():
+            blocks = self._blocks[who] = []
+            with suppress(VendorError):
+                for _ in range(2):
+                    blocks.append((self._scope.enter_context(alloc(BLOCK, device=self._queues[who].device)), []))
+        return all(len(self._blocks[who]) == 2 for who in devices)
 
     def read(self, file: OpenFile, columns: Columns, memories: Sequence[Any]) -> Iterator[Event]:
         """Submit the copies; yields the event of each as soon as it is submitted."""

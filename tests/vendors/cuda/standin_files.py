@@ -244,6 +244,10 @@ def test_columns_for_two_devices(
             for each, index in plan.items():
                 assert (found[name][each].copy_to_host() == whole[each][index]).all(), (name, each)
     assert bool(standin.calls("cuMemcpy2DAsync")) == peers
+    standin.configure("fail=cuMemAlloc:4:2")  # a block's, for which there is no room
+    found = pinning.load_file(path, plans, framework="pinning")
+    assert (found["cuda:1"]["wide"].copy_to_host() == whole["wide"][:, 10:600]).all()
+    assert standin.calls("cuMemcpy2DAsync") == []
     assert descriptors_of(path) == 0
     del found
     gc.collect()
