@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy
 import pytest
 
+import c_api
 import pinning
 from pinning import NotLockedError, PartialOverlapError, StillLockedError, VendorError
 from pinning.cli.status import status_of
@@ -92,14 +94,45 @@ def test_host_memory_of_a_context_of_several_devices(standin: StandIn) -> None:
         assert not any(pinning.is_locked(address, device=name) for name in NAMES)
 
 
-def test_the_device_that_is_named_locks_and_unlocks(standin: StandIn) -> None:
+def mapped(name: str, array: numpy.ndarray) -> Callable[[], object]:
+    pinned_map = pinning.pinned_map(name)
+    pinned_map.lock_mapped(array.ctypes.data, array.nbytes, "mandatory")
+    return lambda: pinned_map.unlock_unmapped(array.ctypes.data)
+
+
+def of_c(name: str, array: numpy.ndarray) -> Callable[[], object]:
+    c_map = c_api.Map(name)
+    c_map.lock(array.ctypes.data, array.nbytes)
+    return lambda: c_map.unlock(array.ctypes.data)
+
+
+def mapped_of_c(name: str, array: numpy.ndarray) -> Callable[[], object]:
+    c_map = c_api.Map(name)
+    c_map.lock_mapped(array.ctypes.data, array.nbytes, c_api.MANDATORY)
+    return lambda: c_map.unlock_unmapped(array.ctypes.data)
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda name, array: pinning.lock(array, device=name).unlock,
+        lambda name, array: pinning.lock(array, device=name, piece=UNIT).unlock,
+        lambda name, array: pinning.lock_async(array, device=name).wait(timeout=60).unlock,
+        mapped,
+        of_c,
+        mapped_of_c,
+    ],
+    ids=["whole", "in pieces", "in the background", "mapped", "C", "mapped by C"],
+)
+def test_the_device_that_is_named_locks_and_unlocks(
+    standin: StandIn, lock: Callable[[str, numpy.ndarray], Callable[[], object]]
+) -> None:
     array, contexts = numpy.zeros(4 * UNIT, "u1"), []
-    for piece in (None, UNIT):
-        for name in NAMES:
-            lock = pinning.lock(array, device=name, piece=piece)
-            contexts.append(standin.calls("cuCtxPushCurrent")[-1])
-            lock.unlock()
-            assert standin.calls("cuCtxPushCurrent")[-1] == contexts[-1]
+    for name in NAMES:
+        unlock = lock(name, array)
+        contexts.append(standin.calls("cuCtxPushCurrent")[-1])
+        unlock()
+        assert standin.calls("cuCtxPushCurrent")[-1] == contexts[-1]
     assert len(set(contexts)) == len(NAMES)
 
 
