@@ -130,6 +130,10 @@ def test_the_last_byte_of_the_address_space(device: FakeDevice, pinned: PinnedMa
     region = pinned.find(TOP - 1)
     assert region is not None
     assert (region.end, region.borders, region.device_ptr_of(TOP - 1)) == (TOP, (), BASE + SIZE - 1)
+    for outside in (TOP - SIZE - 1, TOP):
+        assert outside not in region
+        with pytest.raises(InvalidRangeError, match="is not in"):
+            region.device_ptr_of(outside)
     for ptr, size in ((TOP - 1, 2), (TOP - SIZE + 1, TOP - 1), (TOP - 1, 0)):
         assert pinned.find(ptr, size) is None
     assert not any(address in pinned for address in (TOP, -1))
