@@ -40,7 +40,8 @@ pinning_map& shared_map(VendorDevice& device) {
   auto const of_domain = [name = device.registration_domain()](std::unique_ptr<Shared> const& each) {
     return each->map.device->registration_domain() == name;
   };
-  Shared& first = *domains.add(std::make_unique<Shared>(device), of_domain);
+  auto const* const known = domains.find(of_domain);  // first, because a map is much to make
+  Shared& first = known != nullptr ? **known : *domains.add(std::make_unique<Shared>(device), of_domain);
   if (first.map.device == &device) return first.map;
   return others.add(std::make_unique<Shared>(device, first), has_it)->map;
 }

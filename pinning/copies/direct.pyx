@@ -18,7 +18,7 @@ from pinning.copies.ends cimport End, resolve_end
 from pinning.copies.work cimport Copy, DirectCopy, DirectFill, count_bytes, way_direct, way_plain
 from pinning.interop.memory_of cimport kind_of
 from pinning.locking.lock cimport map_of
-from pinning.map.native cimport CPinnedMap, CRegion
+from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
 from pinning.plugin.native cimport Coherence

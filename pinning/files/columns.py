@@ -58,13 +58,10 @@ def take_columns(places: list[dict[Piece, int]], able: Callable[[set[int]], bool
         if pitch * rows < SMALLEST or pitch > BLOCK:
             continue
         begin = min(piece.tensor.begin for _, piece in pieces)
-        cuts = {(piece.tensor.begin - begin, piece.tensor.nbytes // rows) for _, piece in pieces}
-        widths = [width for _, width in cuts]
+        cuts = {piece: (piece.tensor.nbytes // rows, piece.tensor.begin - begin) for _, piece in pieces}
+        widths = [width for width, _ in cuts.values()]
         if max(widths) < LONGEST_ROW and 2 * sum(widths) >= pitch and able({who for who, _ in pieces}):
-            parts = [
-                (who, places[who].pop(piece), piece.tensor.nbytes // rows, piece.tensor.begin - begin)
-                for who, piece in pieces
-            ]
+            parts = [(who, places[who].pop(piece), *cuts[piece]) for who, piece in pieces]
             taken.append(Columns(begin, pitch, rows, parts))
     return taken
 

@@ -26,6 +26,19 @@ struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Whether disjoint ranges, by their starts, have all of these bytes.
+template <class Ranges, class SizeOf>
+bool covers(Ranges const& ranges, Address ptr, std::uint64_t size, SizeOf const& size_of) {
+  for (Address at = ptr; at < ptr + size;) {
+    auto next = ranges.upper_bound(at);
+    if (next == ranges.begin()) return false;
+    --next;
+    if (at - next->first >= size_of(next->second)) return false;
+    at = next->first + size_of(next->second);
+  }
+  return true;
+}
+
 /// What the vendor has locked, for all devices; a wrong call ends the program.
 struct Vendor {
   struct Range {
@@ -53,14 +66,7 @@ struct Vendor {
   }
   bool has(Address ptr, std::uint64_t size) {
     std::lock_guard const guard(mutex);
-    for (Address at = ptr; at < ptr + size;) {
-      auto next = ranges.upper_bound(at);
-      if (next == ranges.begin()) return false;
-      --next;
-      if (at - next->first >= next->second.size) return false;
-      at = next->first + next->second.size;
-    }
-    return true;
+    return covers(ranges, ptr, size, [](Range const& range) { return range.size; });
   }
   bool refuses() { return refuse_one_in != 0 && random() % refuse_one_in == 0; }
 
@@ -121,14 +127,7 @@ class Book : public pinning::Registrar {
   }
   bool knows(Address ptr, std::uint64_t size) {
     std::lock_guard const guard(mutex_);
-    for (Address at = ptr; at < ptr + size;) {
-      auto next = known_.upper_bound(at);
-      if (next == known_.begin()) return false;
-      --next;
-      if (at - next->first >= next->second) return false;
-      at = next->first + next->second;
-    }
-    return true;
+    return covers(known_, ptr, size, [](std::uint64_t bytes) { return bytes; });
   }
 
   int refuse_after;

@@ -36,8 +36,9 @@ struct pinning_map {
     if (owner != this) {  // which has restarted
       map = owner->map;
       mapped = owner->mapped;
+      return;
     }
-    if (owner != this || map == nullptr) return;
+    if (map == nullptr) return;
     map->abandon();
     try {
       new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), device != nullptr, &pinning::process_budget());
