@@ -614,6 +614,73 @@ void a_lock_without_room_is_tried_again() {
   }
 }
 
+/// As many threads lock as the vendor has room for once all idle memory is given back, which another thread does too.
+void what_another_thread_gives_back_is_room(std::chrono::duration<double> time) {
+  struct Small final : Vendor {
+    Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
+      int before = taken;
+      while (before < 2 && !taken.compare_exchange_weak(before, before + 1)) {
+      }
+      if (before == 2) {
+        throw pinning::VendorError({.function = "fakeLock", .code = 2, .name = "NO_ROOM", .advice = "", .no_memory = true});
+      }
+      return Vendor::lock(ptr, size, options);
+    }
+    void unlock(Address ptr) override {
+      Vendor::unlock(ptr);
+      --taken;
+    }
+    std::atomic<int> taken = 0;
+  };
+  Small vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, Budget::unlimited);
+  PinnedMap map(vendor, budget);
+  std::atomic<bool> stop = false;
+  std::atomic<long> given = 0;
+  std::vector<std::jthread> threads;
+  for (unsigned seed : {1, 2}) {
+    threads.emplace_back([&, seed] {
+      for (std::minstd_rand random(seed); !stop;) map.unlock(map.lock(0x1000 * (1 + random() % 6), 0x1000), true);
+    });
+  }
+  threads.emplace_back([&] {
+    for (; !stop; std::this_thread::sleep_for(std::chrono::microseconds(20))) given += budget.give_back(1) != 0;
+  });
+  for (Trial const trial(time); trial.goes_on(given > 100);) let_others_run();
+  stop = true;
+}
+
+/// A region is given back piece by piece, and the vendor refuses the second: then it has no lock, and is not found.
+void a_region_that_is_found_has_a_lock(std::chrono::duration<double> time) {
+  struct Refusing final : Vendor {
+    void unlock(Address ptr) override {
+      if (ptr == 0x2000 && std::exchange(refuses, false)) throw Refused("as told");
+      Vendor::unlock(ptr);
+    }
+    bool refuses = false;
+  };
+  Refusing vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, Budget::unlimited);
+  PinnedMap map(vendor, budget);
+  std::atomic<long> found = 0;
+  std::jthread reader([&](std::stop_token const& stopped) {
+    while (!stopped.stop_requested()) {
+      auto const region = map.find(0x1000);
+      if (!region) continue;
+      ++found;
+      if (region->references == 0) fail("found without a lock");
+    }
+  });
+  for (Trial const trial(time); trial.goes_on(found > 100);) {
+    map.unlock(map.lock(0x1000, 0x2000, {}, 0x1000), true);
+    vendor.refuses = true;
+    budget.give_back(1);
+    map.give_back_idle(0x1000);
+  }
+}
+
 // ---- all at once ----
 
 constexpr Address arena = Address{1} << 32;
@@ -1040,6 +1107,8 @@ int main(int argc, char** argv) {
   tell_of_many();
   a_lock_waits_for_the_room_that_an_unlock_makes();
   a_lock_without_room_is_tried_again();
+  what_another_thread_gives_back_is_room(time / 4);
+  a_region_that_is_found_has_a_lock(time / 4);
   flicker(time / 4);
   paced(time / 4, seed);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);

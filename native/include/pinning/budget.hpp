@@ -23,47 +23,26 @@ namespace pinning {
 /// The account of all maps that share it: bytes are reserved before the vendor locks them, and returned once it has
 /// unlocked them. Idle regions (registered, without a lock) count, and are given back if there is no room for a lock.
 ///
-/// Locks: `mutex_` guards the lists of maps and of unlocks in progress. A map's mutex nests inside it. No vendor call
-/// is made under it.
+/// Locks: `mutex_` guards the list of maps; a map's mutex nests inside it. `unlocks_mutex_` guards the unlocks in
+/// progress; it nests inside a map's. No vendor call is made under either.
 class Budget {
  public:
   static constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 
-  /// A map as its budget sees it. It keeps idle regions, each with the number that `next` gave when it became idle.
-  class Keeper {
-   public:
-    /// The number of its longest idle region; `unlimited` if it has none. Takes no lock.
-    virtual std::uint64_t oldest_idle() const noexcept = 0;
-    struct Claim {
-      Address start;
-      bool half;  // half unlocked: an earlier attempt has failed in part
-    };
-    /// Claim the region with this number for the caller; the map is not destroyed before the region is given back.
-    /// Nullopt if the region is no longer idle.
-    virtual std::optional<Claim> claim_idle(std::uint64_t number) noexcept = 0;
-    /// Have the vendor unlock a claimed region; returns the bytes given back. Throws what the vendor throws; the region
-    /// is then idle again, with a new number.
-    virtual std::uint64_t give_back(Claim claim) = 0;
-
-   protected:
-    Keeper() = default;
-    ~Keeper() = default;
-
-   private:
-    friend Budget;
-    Keeper* next_ = nullptr;
-  };
-
-  /// An unlock in progress, from before the vendor call until its bytes are returned. A lock that finds no room waits
-  /// for it.
+  /// An unlock in progress. A lock that finds no room waits for it.
   class Unlocking {
    public:
-    explicit Unlocking(Budget& budget) : budget_(budget) {
-      std::lock_guard const guard(budget_.mutex_);
+    explicit Unlocking(Budget& budget) noexcept : budget_(budget) {}
+    /// Call it before the region ceases to be locked or idle: a lock that then finds nothing idle must find the unlock.
+    void begin() noexcept {
+      std::lock_guard const guard(budget_.unlocks_mutex_);
       next_ = std::exchange(budget_.unlocking_, this);
+      begun_ = true;
     }
+    /// Its bytes are returned by then, or the region is idle or locked again.
     ~Unlocking() {
-      std::lock_guard const guard(budget_.mutex_);
+      if (!begun_) return;
+      std::lock_guard const guard(budget_.unlocks_mutex_);
       Unlocking** at = &budget_.unlocking_;
       while (*at != this) at = &(*at)->next_;
       *at = next_;
@@ -75,8 +54,34 @@ class Budget {
    private:
     friend Budget;
     Budget& budget_;
-    Unlocking* next_;
+    Unlocking* next_ = nullptr;
+    bool begun_ = false;
     std::thread::id const thread_ = std::this_thread::get_id();
+  };
+
+  /// A map as its budget sees it. It keeps idle regions, each with the number that `next` gave when it became idle.
+  class Keeper {
+   public:
+    /// The number of its longest idle region; `unlimited` if it has none. Takes no lock.
+    virtual std::uint64_t oldest_idle() const noexcept = 0;
+    struct Claim {
+      Address start;
+      bool half;  // half unlocked: an earlier attempt has failed in part
+    };
+    /// Claim the region with this number for the caller, whose unlock begins; the map is not destroyed before the
+    /// region is given back. Nullopt if the region is no longer idle.
+    virtual std::optional<Claim> claim_idle(std::uint64_t number, Unlocking& unlocking) noexcept = 0;
+    /// Have the vendor unlock a claimed region; returns the bytes given back. Throws what the vendor throws; the region
+    /// is then idle again, with a new number.
+    virtual std::uint64_t give_back(Claim claim) = 0;
+
+   protected:
+    Keeper() = default;
+    ~Keeper() = default;
+
+   private:
+    friend Budget;
+    Keeper* next_ = nullptr;
   };
 
   struct Figures {
@@ -199,7 +204,7 @@ class Budget {
   std::uint64_t ended() const noexcept { return ended_; }
   /// Whether an unlock has ended since `ended` was read; waits while another thread has one in progress.
   bool wait_for_an_end(std::uint64_t ended) {
-    std::unique_lock guard(mutex_);
+    std::unique_lock guard(unlocks_mutex_);
     while (ended_ == ended) {
       bool others = false;
       for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
@@ -298,6 +303,7 @@ class Budget {
   std::optional<std::uint64_t> give_back_oldest(std::uint64_t before, std::exception_ptr* refused = nullptr) {
     Keeper* keeper = nullptr;
     std::optional<Keeper::Claim> claimed;
+    Unlocking unlocking(*this);
     {
       std::lock_guard const guard(mutex_);
       while (!claimed) {
@@ -307,7 +313,7 @@ class Budget {
           if (std::uint64_t const number = each->oldest_idle(); number < oldest) oldest = number, keeper = each;
         }
         if (keeper == nullptr) return std::nullopt;
-        claimed = keeper->claim_idle(oldest);
+        claimed = keeper->claim_idle(oldest, unlocking);
       }
     }
     try {
@@ -342,8 +348,9 @@ class Budget {
   std::atomic<std::uint64_t> last_ = 0;
   std::atomic<std::uint64_t> ended_ = 0;  // unlocks
   std::mutex mutex_;
-  std::condition_variable one_ended_;
   Keeper* keepers_ = nullptr;
+  std::mutex unlocks_mutex_;
+  std::condition_variable one_ended_;
   Unlocking* unlocking_ = nullptr;
 };
 

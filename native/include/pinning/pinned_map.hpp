@@ -373,7 +373,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   // ---- map/idle.hpp ----
 
-  std::optional<Claim> claim_idle(std::uint64_t number) noexcept override;
+  std::optional<Claim> claim_idle(std::uint64_t number, Budget::Unlocking& unlocking) noexcept override;
   std::uint64_t give_back(Claim claim) override;
   // With the mutex:
   bool make_idle(pagetable::Region const& region, Record& record) noexcept;

@@ -116,24 +116,25 @@ struct Record {
   /// Whether its owner may have unpinned it without the map's knowing.
   bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
   /// Copy everything but the bounds of the entry; returns whether lookups find the region, `idle_too`: also an idle
-  /// one. The state is read first: what the map stores before it is then seen as well.
+  /// one. The state is read first, so that what the map stores before it is seen as well, and again at the end: if the
+  /// region has ceased to be shown, `held` may have the pages that are gone, and the count may be that of no lock.
   bool read(Region& region, bool idle_too = false) const noexcept {
     auto const is_wanted = [&](State now) { return is_shown(now) || (idle_too && now == State::idle); };
-    bool found = is_wanted(state.load(std::memory_order_acquire));
+    bool const found = is_wanted(state.load(std::memory_order_acquire));
     region.size = held.load(std::memory_order_acquire);
-    State const now = state.load(std::memory_order_acquire);
-    found = found && is_wanted(now);  // otherwise `held` may by now have the pages that are gone
-    region.idle = now == State::idle;
     region.device_ptr = device_ptr.load(std::memory_order_acquire);
     region.piece = piece.load(std::memory_order_acquire);
-    region.references = region.idle ? 0 : references.load(std::memory_order_acquire);
+    region.references = references.load(std::memory_order_acquire);
     std::uint8_t const what = flags.load(std::memory_order_acquire);
     region.external = (what & external) != 0;
     region.registered = (what & registered) != 0;
     region.watched = (what & watched) != 0;
     region.coherence = coherence.load(std::memory_order_acquire);
     region.serial = serial.load(std::memory_order_acquire);
-    return found;
+    State const now = state.load(std::memory_order_acquire);
+    region.idle = now == State::idle;
+    if (region.idle) region.references = 0;
+    return found && is_wanted(now);
   }
 };
 

@@ -32,9 +32,9 @@ inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_
     return false;
   }
   record.serial.store(serial, std::memory_order_release);
+  oldest_idle_ = idle_.begin()->first;  // first: a thread that sees that some bytes are idle must find the region
   budget_.enter_idle(bytes);
   locker_.note_idle(start, bytes, true);
-  oldest_idle_ = idle_.begin()->first;
   return true;
 }
 
@@ -55,12 +55,14 @@ inline bool PinnedMap::evict(std::unique_lock<std::mutex>& guard, pagetable::Reg
 }
 
 /// Also if it has been invalidated meanwhile: the vendor has yet to unlock it.
-inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number) noexcept {
+inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number,
+                                                                     Budget::Unlocking& unlocking) noexcept {
   std::lock_guard const guard(mutex_);
   auto const entry = idle_.find(number);
   if (entry == idle_.end()) return std::nullopt;
   Address const start = entry->second.start;
   Record& record = table_.value(table_.find(start)->id);
+  unlocking.begin();
   forget_idle(record);
   bool const half = record.state.load(std::memory_order_relaxed) == State::half_unlocked;
   set_state(record, State::leaving);

@@ -70,6 +70,8 @@ inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetabl
   }
   State const before = record.state.load(std::memory_order_relaxed);
   bool const idle = record.is_idle();
+  Budget::Unlocking unlocking(budget_);
+  unlocking.begin();
   forget_idle(record);
   set_state(record, State::leaving);
   unlock_claimed(guard, region, record, before, idle);
@@ -85,7 +87,6 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   guard.unlock();
   try {
     if (kept) deregister(kept.mapped().registrations);
-    Budget::Unlocking const unlocking(budget_);
     try {
       if (kept) {
         unlock_pieces(region.start, kept.mapped(), gone);
