@@ -140,7 +140,8 @@ def _moved(path: str, status: Status) -> int:
 def _rate(now: Status, before: Status | None, figure: Callable[[Status], int]) -> str:
     if before is None:
         return ""
-    return f"{size(int((figure(now) - figure(before)) / max(now.time - before.time, 1e-3)))}/s"
+    seconds = max(now.time - before.time, 1e-3)
+    return f"{size(int((figure(now) - figure(before)) / seconds))}/s"
 
 
 def _many(count: int, what: str) -> str:

@@ -87,6 +87,9 @@ def test_waiting_for_what_is_locked_so_far(device: FakeDevice, buffer: np.ndarra
         pending.wait(2 * PIECE, timeout=WAIT)
         assert gate.reached.wait(WAIT)
         assert (pending.progress, pending.done()) == (2 * PIECE, False)
+        region = pinning.pinned_map(device).find(start(buffer))
+        assert region and region.size == 2 * PIECE  # a later copy may meet the borders to come
+        assert region.borders == tuple(range(start(buffer) + PIECE, start(buffer) + SIZE, PIECE))
         with pytest.raises(TimeoutError, match=f"{2 * PIECE} bytes"):
             pending.wait(timeout=0.1)
         gate.open()
@@ -160,6 +163,15 @@ def test_the_foreground_locks_in_units_too(device: FakeDevice, buffer: np.ndarra
         assert lock.region is not None
         assert lock.region.piece == 10 << 20
         assert list(device.locked.values()) == [10 << 20] * 4
+
+
+@pytest.mark.parametrize("how", [{}, {"piece": SIZE}, {"unit": SIZE}, {"stall_ms": 1e3}])
+def test_no_call_takes_more_than_the_vendor_can(buffer: np.ndarray, how: dict[str, float]) -> None:
+    device = FakeDevice(largest_lock=PIECE - 1)
+    for lock in (pinning.lock, lambda *args, **how: pinning.lock_async(*args, **how).wait(timeout=WAIT)):
+        with lock(buffer, device=device, **how):  # type: ignore[operator]
+            assert sum(device.locked.values()) == SIZE
+        assert device.locked == {} and device.wrong == []
 
 
 @pytest.mark.parametrize(

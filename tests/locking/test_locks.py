@@ -13,6 +13,7 @@ import weakref
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import permutations
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 import pinning
+from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, WAIT, Background, CoarseFakeDevice, FakeDevice
 from pinning import (
     InvalidRangeError,
@@ -423,6 +425,19 @@ def test_a_closed_map_lets_go_of_its_owners(device: FakeDevice) -> None:
     buffer.append(0)
     with pytest.raises(PinningError, match="closed"):
         pinning.lock(buffer, device=other)
+
+
+@pytest.mark.parametrize("given_up", list(permutations(range(3), 2)))
+def test_a_native_map_that_closes_gives_up_each_lock_that_is_left(given_up: tuple[int, int]) -> None:
+    def child() -> None:
+        locks = [pinning.lock(bytearray(100), device="host") for _ in range(3)]
+        for each in given_up:
+            locks[each].unlock()
+        on = pinning.pinned_map("host")
+        on.close()
+        assert len(on) == 0 and not any(lock.held for lock in locks)
+
+    run_in_child(child)
 
 
 # ---- dropped locks ----

@@ -355,6 +355,22 @@ def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap,
     assert len(pinned) == 0
 
 
+def test_a_registration_that_has_waited_while_the_map_was_closed_is_undone(
+    device: FakeDevice, pinned: PinnedMap
+) -> None:
+    pinned.lock(BASE, SIZE)
+    with device.stopping("data_unlock", BASE) as gate:
+        unlocking = Background(lambda: pinned.unlock(BASE))
+        assert gate.reached.wait(WAIT)
+        registering = Background(lambda: pinned.register(BASE, SIZE, 1))
+        let_others_run()
+        pinned.close(wait=False)
+    unlocking.result()
+    with pytest.raises(PinningError, match="closed"):
+        registering.result()
+    assert len(pinned) == 0
+
+
 def test_lock_in_progress_during_close_is_undone(device: FakeDevice) -> None:
     class Closing:
         """A size that closes the map while it is converted."""

@@ -86,6 +86,8 @@ def plant(all_bugs: list[Bug]) -> None:
             begin = re.search(r"^((cimport|from|import|cdef|cpdef|def|class)\b|@)", text, re.MULTILINE)
             assert begin
             text = text[: begin.start()] + IN_CYTHON + text[begin.start() :]
+        if path.suffix == ".py":
+            compile(text, path, "exec")  # otherwise the tests of other bugs could not import it either
         path.write_text(text)
 
 

@@ -21,6 +21,7 @@ from noise import noise
 from pinning import InvalidRangeError, OutOfMemoryError
 from pinning.conformance.faults import each_failure, eventually
 from pinning.copies import costs
+from pinning.sleeping import Memory, Parked
 from pinning_cuda import CudaDevice, plugin
 from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
@@ -244,6 +245,38 @@ def test_after_an_error_an_allocation_is_as_it_was(
     assert live("memory") == 0
     pinning.sleeping.wake(memory)
     assert (contents(memory, queue) == data).all()
+
+
+def test_parts_of_any_size_return_and_a_failure_half_way_leaves_all_asleep(
+    standin: StandIn, queue: pinning.Queue
+) -> None:
+    sizes = [1, 257, 255, MIB + 3, 256, 2 * MIB - 1]
+    places = [alloc(size) or 0 for size in sizes]
+    memory = [
+        Memory(GPU.name, partial(GPU.set_awake, ptr), partial(list, [(ptr, size)]))
+        for ptr, size in zip(places, sizes, strict=True)
+    ]
+    parked = Parked()
+    parked.prepare(memory[:2], limit=16 * MIB)
+    for some in (memory[:2], memory[:4], memory):  # each needs more of the host than the one before
+        data = [noise(size) for size in sizes[: len(some)]]
+        for ptr, each in zip(places, data, strict=False):
+            pinning.copy(ptr, each, each.size, queue=queue)
+        parked.park(some, "own")
+        for n in range(1, len(some) + 1):
+            standin.configure(f"fail=cuMemCreate:{n}:2")
+            with pytest.raises(OutOfMemoryError):
+                parked.wake("own")
+            assert parked.parked and live("memory") == len(memory) - len(some)
+        standin.configure()
+        parked.wake("own")
+        for ptr, each in zip(places, data, strict=False):
+            back = numpy.zeros_like(each)
+            pinning.copy(back, ptr, each.size, queue=queue)
+            assert (back == each).all()
+    parked.release()
+    for ptr in places:
+        free(ptr)
 
 
 def test_copies_are_staged_if_the_hosts_memory_cannot_be_locked(

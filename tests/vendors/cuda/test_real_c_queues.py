@@ -33,7 +33,7 @@ def stream(gpu: CudaDevice) -> Iterator[NativeQueue]:
 
 
 @pytest.mark.parametrize("size", [16 << 10, 192 << 10, 12 << 20])
-@pytest.mark.parametrize(("write", "read"), itertools.product([whole, batch, rows], repeat=2))
+@pytest.mark.parametrize(("write", "read"), list(itertools.product([whole, batch, rows], repeat=2)))
 @pytest.mark.parametrize("adopted", [False, True])
 def test_what_pending_work_writes_is_read_after_it(
     gpu: CudaDevice, stream: NativeQueue, adopted: bool, write: Copying, read: Copying, size: int

@@ -7,6 +7,7 @@ import mmap
 
 import pytest
 
+import pinning
 from mapped_memory import PAGE, Memory
 from pinning.plugin import PinnedInfo
 from pinning_hip import plugin
@@ -34,6 +35,11 @@ def test_each_device_tells_its_own_address(standin: StandIn) -> None:
     assert told[2] == PinnedInfo(MEMORY.ptr, 100, locked)
     assert len({info.device_ptr for info in told if info}) == 4
     plugin.device(1).data_unlock(MEMORY.ptr)
+
+
+def test_managed_memory_is_not_pinned(standin: StandIn) -> None:
+    with pinning.alloc(100, "shared", device=DEVICE) as memory:
+        assert DEVICE.is_pinned_ptr(memory.ptr) is None
 
 
 @pytest.mark.parametrize("call", ["hipPointerGetAttribute:2", "hipPointerGetAttribute:3", "hipMemGetAddressRange:1"])
