@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that lock, unlock, map, register, refresh and look up at random, while another library pins and unpins, and a
-// vendor that refuses at random and checks its calls; and the cases in which one thread must wait for another, or must
-// not: pinned_map_stress [SECONDS] [SEED]
+// Threads that lock by any device of a vendor, unlock, map, register, refresh and look up at random, while another library
+// pins and unpins, registrars come and go, and the vendor and the registrars refuse at random and check their calls; and
+// the cases in which one thread must wait for another, or must not: pinned_map_stress [SECONDS] [SEED]
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -62,13 +62,43 @@ struct Range {
   Address end() const { return start + size; }
 };
 
-/// Records what it has locked; a wrong call ends the program.
+struct Locked {
+  std::uint64_t size;
+  void const* by;
+};
+
+/// Whether disjoint ranges, by their starts, have all of these bytes.
+bool covers(std::map<Address, Locked> const& ranges, Range range) {
+  for (Address at = range.start; at < range.end();) {
+    auto next = ranges.upper_bound(at);
+    if (next == ranges.begin()) return false;
+    --next;
+    if (at - next->first >= next->second.size) return false;
+    at = next->first + next->second.size;
+  }
+  return true;
+}
+
+/// Records what has been locked, also by its other devices; a wrong call ends the program.
 class Vendor : public pinning::Locker {
  public:
+  /// Another device, whose locks are for all of them.
+  class Device : public pinning::Locker {
+   public:
+    explicit Device(Vendor& vendor) : vendor_(vendor) {}
+    Address lock(Address ptr, std::uint64_t size, LockOptions) override { return vendor_.lock_by(this, ptr, size); }
+    void unlock(Address ptr) override { vendor_.unlock_by(this, ptr); }
+    std::optional<pinning::Pinned> is_pinned(Address ptr) override { return vendor_.is_pinned(ptr); }
+
+   private:
+    Vendor& vendor_;
+  };
+
   explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> where_others_pin = {})
       : refuse_one_in_(refuse_one_in), where_others_pin_(where_others_pin) {}
 
-  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override { return lock_by(this, ptr, size); }
+  Address lock_by(Locker const* device, Address ptr, std::uint64_t size) {
     attend(ptr);
     std::lock_guard const guard(interpreter);
     if (foreign_ && ptr < foreign_->end() && ptr + size > foreign_->start) throw Taken("taken");
@@ -76,16 +106,19 @@ class Vendor : public pinning::Locker {
       throw Refused("lock");
     }
     if (locked_meets({ptr, size})) fail("the vendor was asked to lock what is locked");
-    locked_[ptr] = size;
+    locked_[ptr] = {size, device};
     ++locks;
     return ptr + locked_offset;
   }
-  void unlock(Address ptr) override {
+  void unlock(Address ptr) override { unlock_by(this, ptr); }
+  void unlock_by(Locker const* device, Address ptr) {
     attend(ptr);
     std::lock_guard const guard(interpreter);
-    if (!locked_.contains(ptr)) fail("the vendor was asked to unlock what it has not locked");
+    auto const found = locked_.find(ptr);
+    if (found == locked_.end()) fail("the vendor was asked to unlock what it has not locked");
+    expect(found->second.by == device, "another device was asked to unlock than has locked");
     if (refuse()) throw Refused("unlock");
-    locked_.erase(ptr);
+    locked_.erase(found);
     ++unlocks;
   }
   void forget(Address ptr, pinning::Span gone) override {
@@ -114,7 +147,12 @@ class Vendor : public pinning::Locker {
     std::lock_guard const guard(interpreter);
     return locked_.size();
   }
-  void obey() { refuse_one_in_ = 0; }
+  /// Whether all bytes of a range are locked.
+  bool has(Address ptr, std::uint64_t size) {
+    std::lock_guard const guard(interpreter);
+    return covers(locked_, {ptr, size});
+  }
+  void refuse(unsigned one_in) { refuse_one_in_ = one_in; }
   /// What memory was gone when the vendor last unlocked memory some of which was.
   pinning::Span gone() const { return gone_; }
 
@@ -151,7 +189,7 @@ class Vendor : public pinning::Locker {
   bool locked_meets(Range range) {
     auto const above = locked_.lower_bound(range.start);
     return (above != locked_.end() && above->first < range.end()) ||
-           (above != locked_.begin() && std::prev(above)->first + std::prev(above)->second > range.start);
+           (above != locked_.begin() && std::prev(above)->first + std::prev(above)->second.size > range.start);
   }
   bool refuse() { return refuse_one_in_ != 0 && random_() % refuse_one_in_ == 0; }
 
@@ -159,13 +197,165 @@ class Vendor : public pinning::Locker {
   std::optional<Range> const where_others_pin_;  // mostly refused to us, so that others can pin it
   std::optional<Range> foreign_;
   pinning::Span gone_{};
-  std::map<Address, std::uint64_t> locked_;
+  std::map<Address, Locked> locked_;
   std::minstd_rand random_;
   std::mutex gate_;
   std::condition_variable turn_;
   Address held_at_ = 0;
   bool arrived_ = false, failing_ = false;
 };
+
+/// A registrar that accepts ranges that the vendor has locked, and no others.
+class Book : public pinning::Registrar {
+ public:
+  explicit Book(Vendor& vendor, std::uint64_t piece = 0, int refuse_after = -1)
+      : vendor_(vendor), piece_(piece), refuse_after_(refuse_after) {}
+  ~Book() override { expect(known_.empty(), "a registrar goes when it knows nothing"); }
+
+  std::uint64_t piece() const noexcept override { return piece_; }
+  void* add(Address ptr, std::uint64_t size) override {
+    expect(vendor_.has(ptr, size), "what it is told of is locked");
+    expect(piece_ == 0 || size <= piece_, "it is told in the pieces that it wants");
+    std::lock_guard const guard(mutex_);
+    if (refuse_after_ >= 0 && refuse_after_-- == 0) throw Refused("add");
+    auto const next = known_.lower_bound(ptr);
+    expect(next == known_.end() || next->first >= ptr + size, "it is told once");
+    known_[ptr] = {size, this};
+    return reinterpret_cast<void*>(ptr);
+  }
+  void remove(void* handle) override {
+    auto const ptr = reinterpret_cast<Address>(handle);
+    std::lock_guard const guard(mutex_);
+    auto const found = known_.find(ptr);
+    expect(found != known_.end(), "it forgets what it knows");
+    expect(goes || vendor_.has(ptr, found->second.size), "and before the vendor unlocks it");
+    known_.erase(found);
+  }
+  bool knows(Range range) {
+    std::lock_guard const guard(mutex_);
+    return covers(known_, range);
+  }
+
+  std::atomic<bool> goes = false;  // being removed, also by a refusal: that does not wait for threads that unlock
+
+ private:
+  Vendor& vendor_;
+  std::uint64_t const piece_;
+  int refuse_after_;
+  std::mutex mutex_;
+  std::map<Address, Locked> known_;
+};
+
+Book& add(PinnedMap& map, std::unique_ptr<Book> made) {
+  Book& book = *made;
+  map.add_registrar(std::move(made));
+  return book;
+}
+
+// ---- several devices, and registrars ----
+
+/// In one call or in pieces, from the start or after it was idle, given back or unlocked at the second attempt.
+void the_device_that_has_locked_unlocks() {
+  for (bool const by_other : {false, true}) {
+    for (std::uint64_t const piece : {0, 40}) {
+      Vendor vendor;
+      Vendor::Device other(vendor);
+      Budget budget;
+      budget.set(200, 200);
+      PinnedMap map(vendor, budget);
+      LockOptions const one{.locker = by_other ? &other : nullptr}, another{.locker = by_other ? nullptr : &other};
+      Hold const hold = map.lock(0x1000, 100, one, piece), inside = map.lock(0x1000 + 30, 10, another);
+      expect(inside.device_ptr == 0x1000 + 30 + locked_offset, "the address is that of the range");
+      map.unlock(hold, true);
+      map.unlock(inside, true);
+      expect(map.has_idle(), "it is kept");
+      map.unlock(map.lock(0x1000, 100, another, piece), true);
+      expect(vendor.locks == (piece == 0 ? 1 : 3), "another device needs no other lock");
+      map.lock(0x1000 + 50, 100, another, piece);  // the idle region gives way
+      expect(vendor.has(0x1000 + 50, 100) && !vendor.has(0x1000, 1), "it has given way");
+      vendor.refuse(1);
+      try {
+        map.unlock(0x1000 + 50);
+        fail("unlocked though the vendor refuses");
+      } catch (Refused const&) {
+      }
+      vendor.refuse(0);
+      map.unlock(0x1000 + 50);
+      expect(vendor.held() == 0 && map.count() == 0, "it has gone");
+    }
+  }
+}
+
+void memory_of_several_devices_leaves() {
+  Vendor vendor;
+  Vendor::Device other(vendor);
+  Budget budget;
+  PinnedMap map(vendor, budget);
+  Hold const first = map.lock(0x10000, 0x1000), second = map.lock(0x20000, 0x1000, {.locker = &other});
+  map.invalidate(0x10000, 0x11000);
+  expect(!map.holds(first) && !map.holds(second), "no lock is held");
+  map.lock(0x10000, 0x1000, {.locker = &other});  // what is there now
+  map.lock(0x20000, 0x1000);
+  expect(vendor.locks == 4 && budget.figures().locked == 0x2000, "the vendor has forgotten what was there");
+}
+
+void a_region_goes_while_a_registrar_is_told_of_it() {
+  /// Undoes all locks of its map while a region is added to it.
+  struct Clearing : pinning::Registrar {
+    Clearing(PinnedMap& map, int& known) : map(map), known(known) {}
+    void* add(Address, std::uint64_t) override {
+      ++known;
+      map.clear();
+      return nullptr;
+    }
+    void remove(void*) override { --known; }
+
+    PinnedMap& map;
+    int& known;
+  };
+  Vendor vendor;
+  PinnedMap map(vendor);
+  int known = 0;
+  map.lock(0x1000, 100, {}, 40);
+  map.add_registrar(std::make_unique<Clearing>(map, known));
+  expect(known == 0 && vendor.held() == 0 && map.count() == 0, "it knows nothing of what has gone");
+}
+
+/// A registrar is removed while regions locked earlier are added to it: no more are added, and the first is removed.
+void a_registrar_goes_while_it_is_added() {
+  static std::atomic<int> known, told;
+  static std::atomic<bool> goes_on;
+  known = told = 0;
+  goes_on = false;
+  struct Slow : pinning::Registrar {
+    ~Slow() override { expect(known == 0, "a registrar goes when it knows nothing"); }
+    void* add(Address, std::uint64_t) override {
+      ++told;
+      while (!goes_on) std::this_thread::yield();
+      ++known;
+      return nullptr;
+    }
+    void remove(void*) override { --known; }
+  };
+  Vendor vendor;
+  PinnedMap map(vendor);
+  map.lock(0x1000, 100);
+  map.lock(0x2000, 100);
+  std::jthread const adder([&] { map.add_registrar(std::make_unique<Slow>()); });
+  while (told == 0) std::this_thread::yield();
+  auto const any = [&] { return map.find_registrar([](pinning::Registrar&) { return true; }); };
+  pinning::Registrar* const registrar = any();
+  std::atomic<bool> removed = false;
+  std::jthread const remover([&] {
+    map.remove_registrar(*registrar);
+    removed = true;
+  });
+  while (any() != nullptr) std::this_thread::yield();
+  expect(!removed, "it is not removed while it is told");
+  goes_on = true;
+  while (!removed) std::this_thread::yield();
+  expect(told == 1 && known == 0, "it is told of no more, and knows nothing");
+}
 
 // ---- waiting for other threads ----
 
@@ -714,7 +904,10 @@ std::optional<Region> look(PinnedMap const& map, Address ptr, std::uint64_t size
 
 class Worker {
  public:
-  Worker(PinnedMap& map, unsigned seed) : map_(map), random_(seed) {}
+  using Devices = std::array<pinning::Locker*, 3>;
+  using Books = std::array<Book*, 2>;
+  Worker(PinnedMap& map, Devices const& devices, Books const& books, unsigned seed)
+      : map_(map), devices_(devices), books_(books), random_(seed) {}
 
   void step() {
     if (held_.size() < 4 && random_() % 2 == 0) {
@@ -757,11 +950,14 @@ class Worker {
         hold = map_.try_lock(range.start, range.size);
         expect(!hold || hold->device_ptr - hold->ptr != foreign_offset, "what others have pinned is counted unasked");
       }
-      if (!hold) hold = map_.lock(range.start, range.size, {}, piece);
+      if (!hold) hold = map_.lock(range.start, range.size, {.locker = devices_[random_() % devices_.size()]}, piece);
       held_.push_back({range, *hold, false});
       auto const region = look(map_, range.start, range.size);
       if (held_.back().of_others()) return;
       if (!region || region->device_ptr_of(range.start) != hold->device_ptr) fail("locked, but found otherwise");
+      for (Book* const book : books_) {
+        expect(region->external || region->size != region->whole || book->knows(range), "a registrar does not know what is locked");
+      }
     } catch (Refused const&) {
       refused_in_pieces_ |= piece != 0;
     } catch (Taken const&) {
@@ -788,6 +984,8 @@ class Worker {
   }
 
   PinnedMap& map_;
+  Devices const devices_;
+  Books const books_;
   std::minstd_rand random_;
   std::vector<Held> held_;
   bool refused_in_pieces_ = false;
@@ -884,14 +1082,18 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
 
 void churn(std::chrono::duration<double> time, unsigned round) {
   Vendor vendor(7, slot(foreign_slot));
+  Vendor::Device second(vendor), third(vendor);
   Budget budget;
   if (round % 2) budget.set(3 * slot_size, 2 * slot_size);
   PinnedMap map(vendor, budget);
   MappedLocks mapped(map);
   std::atomic<bool> stop = false;
   std::atomic<long> steps = 0, looks = 0, gone = 0;
+  Worker::Books const books{&add(map, std::make_unique<Book>(vendor)), &add(map, std::make_unique<Book>(vendor, slot_size / 5))};
   std::vector<Worker> workers;
-  for (unsigned seed = 1; seed <= 3; ++seed) workers.emplace_back(map, seed + 10 * round);
+  for (unsigned seed = 1; seed <= 3; ++seed) {
+    workers.emplace_back(map, Worker::Devices{nullptr, &second, &third}, books, seed + 10 * round);
+  }
   Mapper mapper(mapped, 5 + round);
   {
     std::vector<std::jthread> threads;
@@ -905,6 +1107,18 @@ void churn(std::chrono::duration<double> time, unsigned round) {
     });
     threads.emplace_back([&] { gone = pin_and_unpin(map, vendor, 7 + round, stop); });
     threads.emplace_back([&] { register_and_unregister(map, stop); });
+    threads.emplace_back([&] {
+      for (std::minstd_rand random(97); !stop; std::this_thread::sleep_for(std::chrono::microseconds(random() % 500))) {
+        auto made = std::make_unique<Book>(vendor, 1 + random() % slot_size, random() % 3 == 0 ? static_cast<int>(random() % 8) : -1);
+        made->goes = true;
+        try {
+          Book& book = add(map, std::move(made));
+          std::this_thread::yield();
+          map.remove_registrar(book);
+        } catch (Refused const&) {
+        }
+      }
+    });
     threads.emplace_back([&] {
       for (std::minstd_rand random(98); !stop; std::this_thread::sleep_for(std::chrono::microseconds(random() % 500))) {
         if (random() % 2) budget.give_back(random() % slot_size);
@@ -933,7 +1147,7 @@ void churn(std::chrono::duration<double> time, unsigned round) {
     std::this_thread::sleep_for(time);
     stop = true;
   }
-  vendor.obey();
+  vendor.refuse(0);
   bool refused_in_pieces = false;
   for (Worker& worker : workers) {
     worker.unlock_all();
@@ -1088,6 +1302,10 @@ void tell_of_many() {
 int main(int argc, char** argv) {
   std::chrono::duration<double> const time(argc > 1 ? std::atof(argv[1]) : 3);
   unsigned const seed = argc > 2 ? static_cast<unsigned>(std::strtoul(argv[2], nullptr, 0)) : 1;
+  the_device_that_has_locked_unlocks();
+  memory_of_several_devices_leaves();
+  a_region_goes_while_a_registrar_is_told_of_it();
+  a_registrar_goes_while_it_is_added();
   memory_leaves();
   registered_memory_leaves();
   memory_leaves_while_it_is_locked();
