@@ -36,13 +36,17 @@ Pool::Block* Pool::take_free(std::size_t device, std::uint64_t size, Dependencie
 Pool::Block* Pool::take(std::size_t device, std::uint64_t size, Dependencies const& before) {
   if (Block* const block = take_free(device, size, before)) return block;
   poll();
-  if (Block* const block = take_free(device, size, before)) return block;
-  if (!reserve(size)) {
-    if (size > most_) return nullptr;
-    release(most_ - size, nullptr);
-    if (!reserve(size)) return nullptr;
+  for (;;) {  // other threads may take what this one has given back
+    std::uint64_t const ended = ends();
+    if (Block* const block = take_free(device, size, before)) return block;
+    if (reserve(size)) return grow(device, size);
+    if (size > most_ || !make_room(most_ - size, ended)) return nullptr;
   }
-  return grow(device, size);
+}
+
+/// Give memory back until at most `upto` bytes are reserved; whether some was, by this thread or since `ended` by another.
+bool Pool::make_room(std::uint64_t upto, std::uint64_t ended) {
+  return release(upto, nullptr) || wait_for_an_end(ended);
 }
 
 /// Make room for new memory; false if that would exceed the limit.
@@ -81,14 +85,16 @@ Pool::Block* Pool::grow(std::size_t device, std::uint64_t size) {
   }
 }
 
-/// Ask the source; once more if memory could be given back after a refusal.
+/// Ask the source, again while memory could be given back after a refusal.
 Pool::Memory Pool::allocate(std::size_t device, std::uint64_t size) {
-  try {
-    return source_->allocate(device, size);
-  } catch (std::exception const&) {
-    if (!release(0, nullptr)) throw;
+  for (;;) {
+    std::uint64_t const ended = ends();
+    try {
+      return source_->allocate(device, size);
+    } catch (std::exception const&) {
+      if (!make_room(0, ended)) throw;
+    }
   }
-  return source_->allocate(device, size);
 }
 
 /// The lanes of work that may still use what is free.
@@ -140,58 +146,62 @@ void Pool::free_excess() { release(keep_, nullptr); }
 /// Give back segments that are free as a whole while more than `upto` bytes are reserved; whether any was. What the source
 /// refuses stays in the pool; the first refusal is stored.
 bool Pool::release(std::uint64_t upto, std::exception_ptr* refusal) {
+  struct Refused {
+    Pool& pool;
+    std::vector<Claim> all = {};  // still claimed, so that none is tried twice
+    ~Refused() {
+      std::lock_guard const state(pool.state_);
+      for (auto const& [device, block] : all) pool.devices_[device]->give_back(block);
+    }
+  } refused{*this};
   bool any = false;
   poll();
-  for (std::size_t device = 0; device < devices_.size(); ++device) {
-    Blocks& blocks = *devices_[device];
-    struct Refused {
-      Pool& pool;
-      Blocks& blocks;
-      std::vector<Block*> all = {};  // still claimed, so that none is tried twice
-      ~Refused() {
-        std::lock_guard const state(pool.state_);
-        for (Block* const block : all) blocks.give_back(block);
-      }
-    } refused{*this, blocks};
-    {
-      std::lock_guard const state(state_);
-      blocks.coalesce();
-    }
-    while (Block* const claimed = claim_idle(blocks, upto, refused.all)) {
-      std::exception_ptr const error = give_back(device, claimed, refused.all);
-      if (error == nullptr) any = true;
-      else if (refusal != nullptr && *refusal == nullptr) *refusal = error;
-    }
+  while (auto const claimed = claim_idle(upto, refused.all)) {
+    std::exception_ptr const error = give_back(*claimed, refused.all);
+    if (error == nullptr) any = true;
+    else if (refusal != nullptr && *refusal == nullptr) *refusal = error;
   }
   return any;
 }
 
-/// The largest segment that can be given back, as a block in use, with room for it in `refused`; null: none or enough.
-Pool::Block* Pool::claim_idle(Blocks& blocks, std::uint64_t upto, std::vector<Block*>& refused) {
+/// A segment that can be given back, the largest of its device, as a block in use, with room for it in `refused`; nullopt:
+/// none or enough. All devices at once, because another thread may use one device's memory and free another's meanwhile.
+std::optional<Pool::Claim> Pool::claim_idle(std::uint64_t upto, std::vector<Claim>& refused) {
   refused.reserve(refused.size() + 1);
   std::lock_guard const state(state_);
-  if (figures_.reserved <= upto) return nullptr;
-  auto const* const idle = blocks.idle();
-  if (idle == nullptr) return nullptr;
-  figures_.reserved -= idle->length;
-  return blocks.claim(idle);
+  if (figures_.reserved + growing_ <= upto) return std::nullopt;
+  for (bool const coalesced : {false, true}) {
+    for (std::size_t device = 0; device < devices_.size(); ++device) {
+      Blocks& blocks = *devices_[device];
+      if (coalesced) blocks.coalesce();
+      auto const* const idle = blocks.idle();
+      if (idle == nullptr) continue;
+      figures_.reserved -= idle->length;
+      ++leaving_;
+      return Claim{device, blocks.claim(idle)};
+    }
+  }
+  return std::nullopt;
 }
 
 /// Give a claimed segment back to the source. Returns its refusal; throws what is no std::exception.
-std::exception_ptr Pool::give_back(std::size_t device, Block* claimed, std::vector<Block*>& refused) {
+std::exception_ptr Pool::give_back(Claim claimed, std::vector<Claim>& refused) {
   bool gone = false;
   std::exception_ptr error;
   auto const end = [&] {
     std::lock_guard const state(state_);
     if (error == nullptr || gone) {
-      devices_[device]->remove(claimed);
+      devices_[claimed.device]->remove(claimed.block);
     } else {
-      figures_.reserved += claimed->size;
+      figures_.reserved += claimed.block->size;
       refused.push_back(claimed);
     }
+    --leaving_;
+    ++ends_;
+    one_ended_.notify_all();
   };
   try {
-    source_->free(device, claimed->start, gone);
+    source_->free(claimed.device, claimed.block->start, gone);
   } catch (std::exception const&) {
     error = std::current_exception();
   } catch (...) {
@@ -201,6 +211,18 @@ std::exception_ptr Pool::give_back(std::size_t device, Block* claimed, std::vect
   }
   end();
   return error;
+}
+
+std::uint64_t Pool::ends() {
+  std::lock_guard const state(state_);
+  return ends_;
+}
+
+/// Whether memory has been given back, or refused, since `ends` was `ended`; waits while threads are giving some back.
+bool Pool::wait_for_an_end(std::uint64_t ended) {
+  std::unique_lock state(state_);
+  one_ended_.wait(state, [&] { return ends_ != ended || leaving_ == 0; });
+  return ends_ != ended;
 }
 
 void Pool::trim(std::uint64_t upto) {
@@ -227,6 +249,10 @@ Pool::Left Pool::close(Meanwhile meanwhile) {
       }
     }
     trim(0);
+    {
+      std::unique_lock state(state_);  // what the source refuses other threads comes back
+      one_ended_.wait(state, [&] { return leaving_ == 0; });
+    }
     Left const left{0, figures().reserved};
     set_closed(left.pending == 0);
     return left;

@@ -215,12 +215,47 @@ void use_pool(Pool& pool, Queues const& queues, std::mt19937& chance) {
   drain(other);
 }
 
+/// Threads that use as much at once as a pool may reserve, of several devices: none is refused, because what is free, or
+/// being given back by another thread, makes room.
+void a_pool_that_is_full(std::chrono::duration<double> time) {
+  class Slow final : public Pool::Source {
+   public:
+    Pool::Memory allocate(std::size_t, std::uint64_t) override {
+      std::this_thread::yield();
+      Address const base = next_ += 1 << 20;
+      return {base, base};
+    }
+    void free(std::size_t, Address, bool&) override { std::this_thread::yield(); }
+
+   private:
+    std::atomic<Address> next_ = 1 << 20;
+  };
+  constexpr unsigned users = 3, devices = 2, unit = 256, most = 3;
+  Pool pool(std::make_unique<Slow>(), devices, users * most * unit, Pool::unlimited);
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < users; ++i) {
+    threads.emplace_back([&, i] {
+      std::mt19937 chance(i);
+      for (Trial const trial(time); trial.goes_on(true);) {
+        std::size_t const device = chance() % devices;
+        Pool::Block* const block = pool.take(device, unit * (1 + chance() % most), {});
+        expect(block != nullptr, "a pool refused what it had room for");
+        pool.free(device, block);
+      }
+    });
+  }
+  for (std::thread& each : threads) each.join();
+  expect(pool.figures().reserved <= users * most * unit, "a pool is larger than its maximum");
+  pool.close();
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   double const seconds = count > 1 ? std::atof(arguments[1]) : 2;
   unsigned const seed = count > 2 ? static_cast<unsigned>(std::atoi(arguments[2])) : 1;
   VendorDevice& device = vendor_device("host:0");
+  a_pool_that_is_full(std::chrono::duration<double>(seconds / 4));
   {
     Queues queues;
     for (bool const ordered : {true, false, true}) queues.push_back(Queue::make(device, ordered));

@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "blocks.hpp"
@@ -76,15 +78,24 @@ class Pool {
   PINNING_API void reset_high();
 
  private:
+  /// A segment that is free as a whole, as a block in use, while it is given back.
+  struct Claim {
+    std::size_t device;
+    Block* block;
+  };
+
   void poll();
   std::vector<std::shared_ptr<Lane>> lanes_of_frees();
   bool reserve(std::uint64_t size);
   Block* grow(std::size_t device, std::uint64_t size);
   Memory allocate(std::size_t device, std::uint64_t size);
+  bool make_room(std::uint64_t upto, std::uint64_t ended);
   bool release(std::uint64_t upto, std::exception_ptr* refusal);
-  Block* claim_idle(Blocks& blocks, std::uint64_t upto, std::vector<Block*>& refused);
+  std::optional<Claim> claim_idle(std::uint64_t upto, std::vector<Claim>& refused);
   void note_high() noexcept { figures_.used_high = std::max(figures_.used_high, figures_.used); }
-  std::exception_ptr give_back(std::size_t device, Block* claimed, std::vector<Block*>& refused);
+  std::uint64_t ends();
+  bool wait_for_an_end(std::uint64_t ended);
+  std::exception_ptr give_back(Claim claimed, std::vector<Claim>& refused);
 
   std::unique_ptr<Source> const source_;
   std::uint64_t const most_, keep_;
@@ -93,6 +104,9 @@ class Pool {
   std::vector<std::unique_ptr<Blocks>> devices_;  // (state_) the blocks; which there are does not change
   Figures figures_;                               // (state_) `used_high` as of the last free
   std::uint64_t growing_ = 0;                     // (state_) bytes that the source is asked for
+  std::size_t leaving_ = 0;                       // (state_) segments that threads are giving back
+  std::uint64_t ends_ = 0;                        // (state_) how often that has ended
+  std::condition_variable one_ended_;
   std::atomic<bool> closed_ = false;              // set with state_
 };
 
