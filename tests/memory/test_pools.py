@@ -334,6 +334,19 @@ def test_limits_that_are_none(context: Context) -> None:
         Pool(context, maximum_size=1.5)  # type: ignore[arg-type]
 
 
+def test_what_pending_work_may_use_is_not_given_back(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        memory = alloc(queue, pool)
+        queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\1", KIB), (), (memory,))
+        queue.free(memory)
+        pool.trim_to(0)
+        assert pool.reserved == KIB and len(device.allocated) == 1
+        device.let_go()
+        queue.synchronize()
+        pool.trim_to(0)
+        assert pool.reserved == 0 and device.allocated == {}
+
+
 def test_trimming_gives_back_what_is_not_locked(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Pool(context, HOST) as pool:
         parts = [alloc(queue, pool, size * KIB) for size in (4, 2, 1)]
@@ -538,6 +551,21 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
         assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
         with pytest.raises(PinningError, match="closed"):
             queue.alloc(1, pool=pool)
+
+
+def test_work_that_fails_while_a_pool_waits_for_it_fails_for_its_queue(device: FakeMemoryDevice, context: Context) -> None:
+    """The vendor reports an error once, here to the pool."""
+    pool, queue = Pool(context), Queue(device)
+    memory = alloc(queue, pool)
+    device.let_go()
+    device.queues[-1].fail_step()
+    failing = queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\1", KIB), (), (memory,))
+    queue.free(memory)
+    pool.close()
+    with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+        failing.wait()
+    with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+        queue.close()
 
 
 def test_a_queue_that_is_late_to_say_that_it_is_idle(

@@ -215,6 +215,37 @@ void use_pool(Pool& pool, Queues const& queues, std::mt19937& chance) {
   drain(other);
 }
 
+/// What may still be written, against a list of all ranges.
+void writes_that_are_pending(unsigned seed) {
+  struct Range {
+    std::uint64_t position, start, end;
+  };
+  std::mt19937 chance(seed);
+  for (int round = 0; round < 200; ++round) {
+    pinning::Writes writes;
+    std::vector<Range> all;
+    std::uint64_t unknown = 0, reached = 0;
+    for (std::uint64_t position = 1; position <= 40; ++position) {
+      std::uint64_t const start = 1 + chance() % 64, size = 1 + chance() % (chance() % 2 == 0 ? 4 : 32);
+      if (chance() % 16 == 0) {
+        writes.add_unknown(unknown = position);
+      } else {
+        writes.add(position, start, size);
+        all.push_back({position, start, start + size});
+      }
+      reached = std::max(reached, chance() % (position + 1));
+      if (chance() % 4 == 0) writes.reach(reached);
+      for (std::uint64_t at = 0; at < 100; ++at) {
+        std::uint64_t const bytes = 1 + chance() % 8;
+        bool const meets = unknown > reached || std::any_of(all.begin(), all.end(), [&](Range const& each) {
+          return each.position > reached && each.start < at + bytes && at < each.end;
+        });
+        expect(writes.meet(reached, at, bytes) == meets, "what pending work writes is not known");
+      }
+    }
+  }
+}
+
 /// Threads that use as much at once as a pool may reserve, of several devices: none is refused, because what is free, or
 /// being given back by another thread, makes room.
 void a_pool_that_is_full(std::chrono::duration<double> time) {
@@ -255,6 +286,7 @@ int main(int count, char** arguments) {
   double const seconds = count > 1 ? std::atof(arguments[1]) : 2;
   unsigned const seed = count > 2 ? static_cast<unsigned>(std::atoi(arguments[2])) : 1;
   VendorDevice& device = vendor_device("host:0");
+  writes_that_are_pending(seed);
   a_pool_that_is_full(std::chrono::duration<double>(seconds / 4));
   {
     Queues queues;
