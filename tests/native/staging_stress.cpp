@@ -4,6 +4,10 @@
 // A device here has a few channels, each a thread that executes the work of all queues that share it, in the order of
 // submission: a wait at the head blocks all work behind it, as on a GPU. The test fails if wrong bytes arrive, if
 // memory is accessed too early or too late, or if anything does not end.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <pinning/file.hpp>
 #include <pinning/staging.hpp>
 
 #include <atomic>
@@ -364,11 +368,35 @@ void lose(Random& random) {
   device.end();
 }
 
+/// A file that is shorter than was asked for, to the byte, read through the page cache and past it.
+void a_file_that_ends_early() {
+  char name[] = "staging_stress.XXXXXX";
+  int const descriptor = mkstemp(name);
+  if (descriptor < 0) return;  // not in a folder that is another user's
+  unlink(name);
+  std::vector<char> const bytes(3 * 4096, 'x');
+  for (std::uint64_t const length : {0, 1, 100, 4095, 4096, 4097, 4196, 8192}) {
+    expect(pwrite(descriptor, bytes.data(), bytes.size(), 0) == 3 * 4096, "a file is not written");
+    fsync(descriptor);
+    posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    pinning::File file(dup(descriptor));
+    file.read_past_cache(0, bytes.size());
+    expect(ftruncate(descriptor, static_cast<off_t>(length)) == 0, "a file is not cut");
+    std::vector<char> to(bytes.size());
+    for (std::uint64_t const offset : {length, length / 2, std::uint64_t{0}}) {
+      int const all = length - offset < 8192 ? pinning::File::ended : 0;
+      expect(file.read(to.data(), offset, 8192, pinning::File::Memory::ours) == all, "a file that ends early does not say so");
+    }
+  }
+  close(descriptor);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   double const seconds = argc > 1 ? std::atof(argv[1]) : 3;
   std::uint64_t const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 0) : 1;
+  a_file_that_ends_early();
   std::atomic<std::size_t> bytes = 0;
   for (unsigned const channels : {1u, 2u, 8u}) {
     auto const end = Clock::now() + std::chrono::duration<double>(seconds / 3);
