@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from absent_driver import run
+from own_process import run
 from standins.libcuda import DRIVER
 
 PROGRAM = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that ask a plugin for its devices, each a process of its own, because a library once loaded stays."""
+"""Programs in processes of their own, because a library once loaded stays."""
 
 from __future__ import annotations
 
@@ -15,15 +15,3 @@ def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
     child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
     assert child.returncode == 0, child.stderr
     return child.stdout
-
-
-def count_of(package: str) -> str:
-    """A program that prints how many devices the plugin of `package` has, or why it has none."""
-    return f"""
-from pinning.errors import PluginUnavailableError
-from {package} import plugin
-try:
-    print(plugin.device_count())
-except PluginUnavailableError as error:
-    print("unavailable:", error)
-"""
