@@ -22,9 +22,7 @@
 //     hsa_status_t hsa_amd_memory_unlock(void *host_ptr) {
 //         ENTER("%p", host_ptr);
 //         REQUIRE(host_ptr, HSA_STATUS_ERROR_INVALID_ARGUMENT);
-//         pthread_mutex_lock(&mutex);
-//         bool found = discard((uintptr_t)host_ptr, REGISTRATION, REGISTRATION);
-//         pthread_mutex_unlock(&mutex);
+//         bool found = give_back((uintptr_t)host_ptr, REGISTRATION, REGISTRATION);
 //         return found ? HSA_STATUS_SUCCESS : ...;
 //     }
 //
@@ -36,6 +34,9 @@
 //   newlog=PATH           the same, after emptying the file
 //   fail=FUNCTION:N:CODE  the N-th call of FUNCTION, or of any function for '*', returns CODE and has no effect
 //   delay=FUNCTION:MS     each call of FUNCTION takes MS longer, or until the next standin_configure
+//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that checks `lost`; FUNCTION
+//                         "work": a piece of work in a stream, whose failure is reported later. Each of these functions
+//                         of the vendor calls `lose(__func__)` and then fails with `lost`, if that is set.
 //   and the vendor's own
 
 #ifndef STANDIN_H
@@ -85,7 +86,15 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 static struct rule rules[MAX_RULES];
 static int rule_count, configuration;  // a change of `configuration` ends delays
+static struct rule loss;  // when the device becomes lost
+static _Atomic int lost;  // the code with which all later calls fail; 0: not lost
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // work was submitted or done, or the device was lost
 static int log_file = -1;
+
+// Numbers of live objects, with which the tests check that nothing is left.
+static struct {
+    int streams, events, signals;
+} live;
 
 static bool standin_option(const char *entry);
 
@@ -93,11 +102,14 @@ static bool standin_option(const char *entry);
 
 void standin_configure(const char *text);
 size_t standin_registrations(uint64_t *pairs, size_t room);
+size_t standin_live(const char *what);
 
 void standin_configure(const char *text) {
     char *copy = strdup(text), *rest = copy, *entry;
     pthread_mutex_lock(&mutex);
     rule_count = 0;
+    loss = (struct rule){0};
+    lost = 0;
     standin_option(NULL);
     ++configuration;
     while ((entry = strsep(&rest, ";"))) {
@@ -109,6 +121,8 @@ void standin_configure(const char *text) {
         } else if (sscanf(entry, "fail=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3 ||
                    sscanf(entry, "delay=%63[^:]:%d", rule.function, &rule.milliseconds) == 2) {
             if (rule_count < MAX_RULES) rules[rule_count++] = rule;
+        } else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) {
+            loss = rule;
         } else if (*entry && !standin_option(entry)) {
             fprintf(stderr, STANDIN " stand-in: cannot understand '%s'\n", entry);
             abort();
@@ -127,6 +141,18 @@ size_t standin_registrations(uint64_t *pairs, size_t room) {
         if (count < room) pairs[2 * count] = r->host, pairs[2 * count + 1] = r->size;
         ++count;
     }
+    pthread_mutex_unlock(&mutex);
+    return count;
+}
+
+// How many "streams", "events", "signals" or "allocations" there are.
+size_t standin_live(const char *what) {
+    size_t count = 0;
+    pthread_mutex_lock(&mutex);
+    if (!strcmp(what, "streams")) count = live.streams;
+    else if (!strcmp(what, "events")) count = live.events;
+    else if (!strcmp(what, "signals")) count = live.signals;
+    else for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
     pthread_mutex_unlock(&mutex);
     return count;
 }
@@ -172,6 +198,20 @@ __attribute__((format(printf, 2, 3))) static int enter(const char *symbol, const
     return failure;
 }
 
+// Whether the device becomes lost now. The name may have a version at its end, as cuMemAlloc_v2 has.
+static inline bool lose(const char *function) {
+    size_t length = strlen(loss.function);
+    if (!loss.nth || strncmp(function, loss.function, length) || (function[length] && function[length] != '_')) return false;
+    pthread_mutex_lock(&mutex);
+    bool now = ++loss.seen == loss.nth;
+    if (now) {
+        lost = loss.code;
+        pthread_cond_broadcast(&progress);
+    }
+    pthread_mutex_unlock(&mutex);
+    return now;
+}
+
 // ---- page locks ----
 
 static inline uintptr_t page_start(uintptr_t address) { return address & -(uintptr_t)PAGE; }
@@ -207,6 +247,14 @@ static inline struct range *holding(uintptr_t address) {
     for (struct range *r = ranges; r; r = r->next)
         if (address - r->host < r->size || address - (r->host + r->shift) < r->size) return r;
     return NULL;
+}
+
+// A copy of that range; of kind -1 if there is none.
+static inline struct range range_at(uintptr_t address) {
+    pthread_mutex_lock(&mutex);
+    struct range *found = holding(address), copy = found ? *found : (struct range){.kind = -1};
+    pthread_mutex_unlock(&mutex);
+    return copy;
 }
 
 // (mutex) Whether a range of this kind overlaps these bytes of the host.
@@ -275,11 +323,19 @@ static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
     return false;
 }
 
+// `discard`, for callers without the mutex.
+static inline bool give_back(uintptr_t address, int first_kind, int last_kind) {
+    pthread_mutex_lock(&mutex);
+    bool found = discard(address, first_kind, last_kind);
+    pthread_mutex_unlock(&mutex);
+    return found;
+}
+
 // Allocate the vendor's own memory; returns its device address, or 0.
-static inline uintptr_t allocate(int kind, uintptr_t shift, size_t size) {
+static inline uintptr_t allocate(int kind, uintptr_t shift, size_t size, unsigned flags) {
     pthread_mutex_lock(&mutex);
     void *host = page_end(size) < size ? NULL : make_room(kind, page_end(size));
-    if (host) add(kind, (uintptr_t)host, shift, size, 0);
+    if (host) add(kind, (uintptr_t)host, shift, size, flags);
     pthread_mutex_unlock(&mutex);
     return host ? (uintptr_t)host + shift : 0;
 }

@@ -9,11 +9,6 @@
 // A vendor whose streams need more defines further members of these structures, MORE_OF_STREAM, MORE_OF_EVENT and
 // MORE_OF_WORK, and STREAM_HOOKS with the functions that are declared below.
 //
-// `standin_option` passes its entries to `loss_option`:
-//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that checks `lost`; FUNCTION
-//                         "work": a piece of work in a stream, whose failure is reported later
-//
-// Each of these functions of the vendor calls `lose(__func__)` and then fails with `lost`, if that is set.
 // Functions marked (mutex) are called with `mutex` held.
 
 #ifndef STREAMS_H
@@ -65,10 +60,6 @@ struct STREAM {
 };
 
 static struct STREAM *streams;  // also those destroyed whose work is not done
-static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // something was submitted or finished
-static int live_streams, live_events;
-static struct rule loss;  // when the device becomes lost
-static _Atomic int lost;  // the code with which all later calls fail; 0: not lost
 
 // Whether a word of the host has reached a value, as the vendor compares them.
 static bool reached(uint32_t word, uint32_t value);
@@ -91,43 +82,6 @@ static void ended(struct STREAM *stream, struct work *work) { (void)stream, (voi
 static int gone(const struct STREAM *stream) { return (void)stream, lost; }
 static void call_host(const struct work *work) { work->function(work->argument); }
 #endif
-
-static bool loss_option(const char *entry) {
-    struct rule rule = {0};
-    if (!entry) {
-        loss = rule;
-        lost = 0;
-    } else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
-    else return false;
-    return true;
-}
-
-// The name may have a version at its end, as cuMemAlloc_v2 has.
-static bool lose(const char *function) {
-    size_t length = strlen(loss.function);
-    if (!loss.nth || strncmp(function, loss.function, length) || (function[length] && function[length] != '_')) return false;
-    pthread_mutex_lock(&mutex);
-    bool now = ++loss.seen == loss.nth;
-    if (now) {
-        lost = loss.code;
-        pthread_cond_broadcast(&progress);
-    }
-    pthread_mutex_unlock(&mutex);
-    return now;
-}
-
-// Numbers of live objects, with which the tests check that nothing is left.
-size_t standin_live(const char *what);
-
-size_t standin_live(const char *what) {
-    size_t count = 0;
-    pthread_mutex_lock(&mutex);
-    if (!strcmp(what, "streams")) count = live_streams;
-    else if (!strcmp(what, "events")) count = live_events;
-    else for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
-    pthread_mutex_unlock(&mutex);
-    return count;
-}
 
 static void forget(struct point *point) {  // (mutex)
     if (point && --point->references == 0) free(point);

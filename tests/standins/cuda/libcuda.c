@@ -14,8 +14,7 @@
 //   rates=BUS:LINK        GB/s of each device's bus, in each direction, and of NVLink between two devices: the times of
 //                         copies at these rates are added up, see streams.h
 //   channels=K            the streams made from now on share K hardware channels; see streams.h
-//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
-//                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
+//   lost=FUNCTION:N:CODE  every call is lost that has to do with memory, streams or events
 //   alone=DEVICE:WHAT:N:CODE  only one device is lost, and the others continue; see streams.h
 
 #define STANDIN "CUDA"
@@ -50,7 +49,6 @@ static size_t most_registered = SIZE_MAX;  // bytes by one call, a limit of some
 
 static bool standin_option(const char *entry) {
     if (!entry) {
-        loss_option(NULL);
         alone_option(NULL);
         read_only_supported = managed_supported = peers_supported = 1;
         want_context = channel_count = confidential = nvswitch = 0;
@@ -69,7 +67,7 @@ static bool standin_option(const char *entry) {
     else if (sscanf(entry, "rates=%lf:%lf", &bus_rate, &link_rate) == 2) begin_times(bus_rate, link_rate);
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
     else if (sscanf(entry, "channels=%d", &channel_count) == 1) return channel_count > 0 && channel_count <= MAX_CHANNELS;
-    else return loss_option(entry) || alone_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
+    else return alone_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
     return true;
 }
 
@@ -358,9 +356,7 @@ CUresult CUDAAPI cuMemHostUnregister(void *p) {
     ENTER(CONTEXT, "%p", p);
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
     if (channel_count) drain_alone();
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)p + REGISTERED, REGISTRATION, REGISTRATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)p + REGISTERED, REGISTRATION, REGISTRATION);
     return found ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
@@ -379,35 +375,23 @@ CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned
 CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
     ENTER(CONTEXT, "%zu %u", bytesize, Flags);
     REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
-    *pp = (void *)allocate(HOST_ALLOCATION, 0, bytesize);
-    pthread_mutex_lock(&mutex);
-    if (*pp) holding((uintptr_t)*pp)->flags = (unsigned)(current() - primary);
-    pthread_mutex_unlock(&mutex);
+    *pp = (void *)allocate(HOST_ALLOCATION, 0, bytesize, (unsigned)(current() - primary));
     return *pp ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult CUDAAPI cuMemFreeHost(void *p) {
     ENTER(WORKING, "%p", p);
     drain();
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)p, HOST_ALLOCATION, HOST_ALLOCATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)p, HOST_ALLOCATION, HOST_ALLOCATION);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // ---- device memory ----
 
-static uintptr_t on_device(uintptr_t address) {  // stores the current one in the memory's `flags`
-    pthread_mutex_lock(&mutex);
-    if (address) holding(address)->flags = ordinal();
-    pthread_mutex_unlock(&mutex);
-    return address;
-}
-
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize) {
     ENTER(CONTEXT, "%zu", bytesize);
     REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
-    *dptr = on_device(allocate(DEVICE_ALLOCATION, DEVICE, bytesize));
+    *dptr = allocate(DEVICE_ALLOCATION, DEVICE, bytesize, ordinal());
     return *dptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -415,26 +399,22 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned 
     ENTER(CONTEXT, "%zu %u", bytesize, flags);
     REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(managed_supported, CUDA_ERROR_NOT_SUPPORTED);
-    *dptr = on_device(allocate(SHARED_ALLOCATION, 0, bytesize));
+    *dptr = allocate(SHARED_ALLOCATION, 0, bytesize, ordinal());
     return *dptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) {
     ENTER(WORKING, "%#llx", dptr);
     drain_alone();
-    pthread_mutex_lock(&mutex);
-    bool found = discard(dptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back(dptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // ---- pointers ----
 
 static CUresult tell(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-    pthread_mutex_lock(&mutex);
-    struct range *found = holding(ptr), r = found ? *found : (struct range){0};
-    pthread_mutex_unlock(&mutex);
-    REQUIRE(found, CUDA_ERROR_INVALID_VALUE);
+    struct range r = range_at(ptr);
+    REQUIRE(r.kind >= 0, CUDA_ERROR_INVALID_VALUE);
     uintptr_t host = ptr - (ptr - r.host < r.size ? 0 : r.shift);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:

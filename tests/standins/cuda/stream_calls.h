@@ -26,7 +26,7 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int fla
     ENTER(CONTEXT, "%u %d", flags, priority);
     pthread_mutex_lock(&mutex);
     *phStream = start_stream(current(), flags);
-    ++live_streams;
+    ++live.streams;
     return leave(CUDA_SUCCESS);
 }
 
@@ -34,7 +34,7 @@ CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags) {
     ENTER(CONTEXT, "%u", Flags);
     pthread_mutex_lock(&mutex);
     *phStream = start_stream(current(), Flags);
-    ++live_streams;
+    ++live.streams;
     return leave(CUDA_SUCCESS);
 }
 
@@ -43,7 +43,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream hStream) {
     REQUIRE((uintptr_t)hStream > 2, CUDA_ERROR_INVALID_HANDLE);
     IN_STREAM(hStream, stream);
     end_stream(stream);
-    --live_streams;
+    --live.streams;
     return leave(CUDA_SUCCESS);
 }
 
@@ -101,11 +101,6 @@ CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32
     return word_work(stream, (struct work){.kind = WAIT_VALUE, .to = addr, .value = value});
 }
 
-CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
-    ENTER(WORKING, "%p %#llx %u %u", (void *)stream, addr, value, flags);
-    return word_work(stream, (struct work){.kind = WRITE_VALUE, .to = addr, .value = value});
-}
-
 // All operations are enqueued, or none.
 CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations,
                                     unsigned int flags) {
@@ -133,14 +128,6 @@ CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstrea
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData) {
-    ENTER(WORKING, "%p", (void *)hStream);
-    REQUIRE(fn, CUDA_ERROR_INVALID_VALUE);
-    IN_STREAM(hStream, stream);
-    submit(stream, (struct work){.kind = CALL, .function = fn, .argument = userData});
-    return leave(CUDA_SUCCESS);
-}
-
 // ---- events ----
 
 CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags) {
@@ -148,16 +135,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags) {
     pthread_mutex_lock(&mutex);
     *phEvent = malloc(sizeof **phEvent);
     **phEvent = (struct CUevent_st){.context = current(), .flags = Flags};
-    ++live_events;
-    return leave(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuEventDestroy(CUevent hEvent) {
-    ENTER(WORKING, "%p", (void *)hEvent);
-    pthread_mutex_lock(&mutex);
-    forget(hEvent->point);
-    free(hEvent);
-    --live_events;
+    ++live.events;
     return leave(CUDA_SUCCESS);
 }
 
@@ -188,21 +166,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
     return leave(lost ? lost : gone_from(hEvent->context, !alone.work));
 }
 
-CUresult CUDAAPI cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
-    ENTER(WORKING, "%p %p", (void *)hStart, (void *)hEnd);
-    pthread_mutex_lock(&mutex);
-    struct point *start = hStart->point, *end = hEnd->point;
-    bool comparable = start && end && hStart->context == hEnd->context && !((hStart->flags | hEnd->flags) & CU_EVENT_DISABLE_TIMING);
-    if (!comparable) return leave(CUDA_ERROR_INVALID_HANDLE);
-    if (!start->reached || !end->reached) return leave(CUDA_ERROR_NOT_READY);
-    *pMilliseconds = (end->time.tv_sec - start->time.tv_sec) * 1e3 + (end->time.tv_nsec - start->time.tv_nsec) / 1e6;
-    return leave(CUDA_SUCCESS);
-}
-
-// A real driver exports both.
-__asm__(".globl cuEventElapsedTime\n.set cuEventElapsedTime, cuEventElapsedTime_v2");
-
-// ---- copies and fills ----
+// ---- copies ----
 
 // Bytes at the beginning of a pageable source that the driver reads during the call, before the stream's turn; for the
 // rest it waits. As measured on an H100 (580).
@@ -288,23 +252,21 @@ CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream hStream) {
     return move_work(hStream, rows_of(p));
 }
 
-static CUresult fill_work(CUstream stream, CUdeviceptr to, unsigned value, unsigned unit, size_t count) {
-    REQUIRE(count, CUDA_SUCCESS);
-    REQUIRE(to % unit == 0, CUDA_ERROR_INVALID_VALUE);
-    return move_work(stream, (struct work){.kind = FILL, .to = to, .value = value, .unit = unit, .width = count * unit, .height = 1});
-}
+// ---- what HIP has alike ----
 
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
-    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, uc, N, (void *)hStream);
-    return fill_work(hStream, dstDevice, uc, 1, N);
-}
+#define CALL(name) cu##name
+#define OWNER context
+#define ENTER_WORKING(...) ENTER(WORKING, __VA_ARGS__)
+#define DEMAND REQUIRE
+typedef CUresult result;
+typedef CUstream stream_handle;
+typedef CUevent event_handle;
+typedef CUhostFn host_function;
+typedef CUdeviceptr address;
+typedef unsigned int word;
+static const result SUCCESS = CUDA_SUCCESS, INVALID_VALUE = CUDA_ERROR_INVALID_VALUE,
+                    INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE, NOT_READY = CUDA_ERROR_NOT_READY;
+#include "../alike_calls.h"
 
-CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream) {
-    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, us, N, (void *)hStream);
-    return fill_work(hStream, dstDevice, us, 2, N);
-}
-
-CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream) {
-    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, ui, N, (void *)hStream);
-    return fill_work(hStream, dstDevice, ui, 4, N);
-}
+// A real driver exports both.
+__asm__(".globl cuEventElapsedTime\n.set cuEventElapsedTime, cuEventElapsedTime_v2");

@@ -18,7 +18,6 @@
 //   no_peers           the devices cannot access one another's memory
 //   no_wait_value      the devices' streams cannot wait for values
 //   signal_memory_only they can, but not in any memory that pinning has; as with GPU_STREAMOPS_CP_WAIT=1
-//   lost=...           see streams.h
 
 #define STANDIN "HIP"
 
@@ -41,7 +40,6 @@ static _Thread_local int current_device;
 static _Thread_local hipError_t last_error;
 
 static bool standin_option(const char *entry) {
-    if (loss_option(entry) && entry) return true;
     if (!entry) silent_duplicates = no_managed = no_peers = no_wait_value = signal_memory_only = false;
     else if (!strcmp(entry, "silent_duplicates")) silent_duplicates = true;
     else if (!strcmp(entry, "no_managed")) no_managed = true;
@@ -206,21 +204,15 @@ static hipError_t allocated(int kind, uintptr_t shift, size_t size, void **ptr) 
     DEMAND(ptr, hipErrorInvalidValue);
     *ptr = NULL;
     if (!size) return hipSuccess;
-    uintptr_t address = allocate(kind, shift, size);
-    DEMAND(address, hipErrorOutOfMemory);
-    pthread_mutex_lock(&mutex);
-    holding(address)->flags = current_device;
-    pthread_mutex_unlock(&mutex);
-    *ptr = (void *)address;
+    *ptr = (void *)allocate(kind, shift, size, current_device);
+    DEMAND(*ptr, hipErrorOutOfMemory);
     return hipSuccess;
 }
 
 // Freed memory may still be in use, so the runtime waits for all work of the device.
 static hipError_t freed(void *ptr, int first_kind, int last_kind) {
     drain(current_device);
-    pthread_mutex_lock(&mutex);
-    bool found = !ptr || discard((uintptr_t)ptr, first_kind, last_kind);
-    pthread_mutex_unlock(&mutex);
+    bool found = !ptr || give_back((uintptr_t)ptr, first_kind, last_kind);
     DEMAND(found, hipErrorInvalidValue);
     return hipSuccess;
 }
@@ -256,9 +248,7 @@ hipError_t hipHostRegister(void *hostPtr, size_t sizeBytes, unsigned int flags) 
 hipError_t hipHostUnregister(void *hostPtr) {
     ENTER("%p", hostPtr);
     DEMAND(hostPtr, hipErrorInvalidValue);
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)hostPtr + REGISTERED, REGISTRATION, REGISTRATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)hostPtr + REGISTERED, REGISTRATION, REGISTRATION);
     DEMAND(found, hipErrorHostMemoryNotRegistered);
     return hipSuccess;
 }
@@ -318,10 +308,8 @@ hipError_t hipMemcpy(void *dst, const void *src, size_t sizeBytes, hipMemcpyKind
 // As in the runtime, the base of registered memory is not returned.
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *pbase, size_t *psize, hipDeviceptr_t dptr) {
     ENTER("%p", dptr);
-    pthread_mutex_lock(&mutex);
-    struct range *found = holding((uintptr_t)dptr), r = found ? *found : (struct range){0};
-    pthread_mutex_unlock(&mutex);
-    DEMAND(found, hipErrorNotFound);
+    struct range r = range_at((uintptr_t)dptr);
+    DEMAND(r.kind >= 0, hipErrorNotFound);
     *pbase = r.kind == REGISTRATION ? NULL : (void *)(r.host + r.shift);
     *psize = r.size;
     return hipSuccess;
@@ -330,10 +318,8 @@ hipError_t hipMemGetAddressRange(hipDeviceptr_t *pbase, size_t *psize, hipDevice
 hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hipDeviceptr_t ptr) {
     ENTER("%d %p", attribute, ptr);
     uintptr_t address = (uintptr_t)ptr;
-    pthread_mutex_lock(&mutex);
-    struct range *found = holding(address), r = found ? *found : (struct range){0};
-    pthread_mutex_unlock(&mutex);
-    DEMAND(found && address && data, hipErrorInvalidValue);
+    struct range r = range_at(address);
+    DEMAND(r.kind >= 0 && address && data, hipErrorInvalidValue);
     uintptr_t offset = address - r.host < r.size ? address - r.host : address - r.host - r.shift;
     switch (attribute) {
     case HIP_POINTER_ATTRIBUTE_HOST_POINTER:

@@ -29,7 +29,7 @@ hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned int flags) {
     ENTER_WORKING("%u", flags);
     pthread_mutex_lock(&mutex);
     *stream = start_stream(current_device, flags);
-    ++live_streams;
+    ++live.streams;
     return leave(hipSuccess);
 }
 
@@ -39,7 +39,7 @@ hipError_t hipStreamDestroy(hipStream_t stream) {
     IN_STREAM(stream, found);
     wait_until(found, found->submitted);
     end_stream(found);
-    --live_streams;
+    --live.streams;
     return leave(hipSuccess);
 }
 
@@ -82,19 +82,6 @@ hipError_t hipStreamWaitValue32(hipStream_t stream, void *ptr, uint32_t value, u
     return word_work(stream, (struct work){.kind = WAIT_VALUE, .to = (uintptr_t)ptr, .value = value});
 }
 
-hipError_t hipStreamWriteValue32(hipStream_t stream, void *ptr, uint32_t value, unsigned int flags) {
-    ENTER_WORKING("%p %p %u %u", (void *)stream, ptr, value, flags);
-    return word_work(stream, (struct work){.kind = WRITE_VALUE, .to = (uintptr_t)ptr, .value = value});
-}
-
-hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t fn, void *userData) {
-    ENTER_WORKING("%p", (void *)stream);
-    DEMAND(fn, hipErrorInvalidValue);
-    IN_STREAM(stream, found);
-    submit(found, (struct work){.kind = CALL, .function = fn, .argument = userData});
-    return leave(hipSuccess);
-}
-
 // ---- events ----
 
 hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags) {
@@ -102,16 +89,7 @@ hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags) {
     pthread_mutex_lock(&mutex);
     *event = malloc(sizeof **event);
     **event = (struct ihipEvent_t){current_device, flags, NULL};
-    ++live_events;
-    return leave(hipSuccess);
-}
-
-hipError_t hipEventDestroy(hipEvent_t event) {
-    ENTER_WORKING("%p", (void *)event);
-    pthread_mutex_lock(&mutex);
-    forget(event->point);
-    free(event);
-    --live_events;
+    ++live.events;
     return leave(hipSuccess);
 }
 
@@ -137,17 +115,7 @@ hipError_t hipEventSynchronize(hipEvent_t event) {
     return leave(lost);
 }
 
-hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop) {
-    ENTER_WORKING("%p %p", (void *)start, (void *)stop);
-    pthread_mutex_lock(&mutex);
-    struct point *from = start->point, *to = stop->point;
-    if (!from || !to || start->device != stop->device) return leave(hipErrorInvalidHandle);
-    if (!from->reached || !to->reached) return leave(hipErrorNotReady);
-    *ms = (to->time.tv_sec - from->time.tv_sec) * 1e3 + (to->time.tv_nsec - from->time.tv_nsec) / 1e6;
-    return leave(hipSuccess);
-}
-
-// ---- copies and fills ----
+// ---- copies ----
 
 // As in the runtime, copies from and to pageable memory are complete when the call returns.
 static hipError_t move_work(hipStream_t handle, struct work work) {
@@ -201,27 +169,19 @@ hipError_t hipMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t sp
     return move_work(stream, work);
 }
 
-static hipError_t fill_work(hipStream_t stream, hipDeviceptr_t to, unsigned value, unsigned unit, size_t count) {
-    if (!count) return hipSuccess;
-    DEMAND((uintptr_t)to % unit == 0, hipErrorInvalidValue);
-    struct work work = {.kind = FILL, .to = (uintptr_t)to, .value = value, .unit = unit, .width = count * unit, .height = 1};
-    return move_work(stream, work);
-}
+// ---- what CUDA has alike ----
 
-hipError_t hipMemsetD8Async(hipDeviceptr_t dest, unsigned char value, size_t count, hipStream_t stream) {
-    ENTER_WORKING("%p %u %zu %p", dest, value, count, (void *)stream);
-    return fill_work(stream, dest, value, 1, count);
-}
-
-hipError_t hipMemsetD16Async(hipDeviceptr_t dest, unsigned short value, size_t count, hipStream_t stream) {
-    ENTER_WORKING("%p %u %zu %p", dest, value, count, (void *)stream);
-    return fill_work(stream, dest, value, 2, count);
-}
-
-hipError_t hipMemsetD32Async(hipDeviceptr_t dst, int value, size_t count, hipStream_t stream) {
-    ENTER_WORKING("%p %d %zu %p", dst, value, count, (void *)stream);
-    return fill_work(stream, dst, (unsigned)value, 4, count);
-}
+#define CALL(name) hip##name
+#define OWNER device
+typedef hipError_t result;
+typedef hipStream_t stream_handle;
+typedef hipEvent_t event_handle;
+typedef hipHostFn_t host_function;
+typedef void *address;
+typedef int word;
+static const result SUCCESS = hipSuccess, INVALID_VALUE = hipErrorInvalidValue, INVALID_HANDLE = hipErrorInvalidHandle,
+                    NOT_READY = hipErrorNotReady;
+#include "../alike_calls.h"
 
 // ---- captures: there are none ----
 

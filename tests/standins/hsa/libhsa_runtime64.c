@@ -15,7 +15,7 @@
 //   slow_poll     copies that wait for signals check them only every 0.3 s
 //   no_peers      GPUs cannot access one another's memory, and pools say so
 //   no_rect       copies of rectangles are refused
-//   lost=FUNCTION:N  the N-th call of FUNCTION finds the runtime lost: it and all later calls fail, and so do the copies
+//   lost=FUNCTION:N:CODE  all calls fail, and so do the copies
 //
 // Misuse ends the process: destroying or raising a signal that a copy will write or waits for, and copies by a GPU from
 // or to memory that it may not access.
@@ -54,53 +54,30 @@ struct signal {
 };
 
 static int gpu_count = 1;
-static bool svm, slow_copy, slow_poll, failing_copy, no_peers, no_rect, lost;
-static char losing[64];
-static int calls_to_loss, live_signals;
+static bool svm, slow_copy, slow_poll, failing_copy, no_peers, no_rect;
 static _Atomic pid_t initialised_in;
-static pthread_cond_t signalled = PTHREAD_COND_INITIALIZER;
 
 static bool standin_option(const char *entry) {
-    if (!entry) svm = slow_copy = slow_poll = failing_copy = no_peers = no_rect = lost = false, *losing = 0;
+    if (!entry) svm = slow_copy = slow_poll = failing_copy = no_peers = no_rect = false;
     else if (!strcmp(entry, "svm")) svm = true;
     else if (!strcmp(entry, "slow_copy")) slow_copy = true;
     else if (!strcmp(entry, "slow_poll")) slow_poll = true;
     else if (!strcmp(entry, "failing_copy")) failing_copy = true;
     else if (!strcmp(entry, "no_peers")) no_peers = true;
     else if (!strcmp(entry, "no_rect")) no_rect = true;
-    else if (!strncmp(entry, "lost=", 5)) return sscanf(entry, "lost=%63[^:]:%d", losing, &calls_to_loss) == 2;
     else return sscanf(entry, "gpus=%d", &gpu_count) == 1 && gpu_count <= MAX_GPUS;
     return true;
 }
 
-// Number of live signals or allocations.
-size_t standin_live(const char *what);
-
-size_t standin_live(const char *what) {
-    size_t count = 0;
-    pthread_mutex_lock(&mutex);
-    for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
-    if (!strcmp(what, "signals")) count = live_signals;
-    pthread_mutex_unlock(&mutex);
-    return count;
-}
-
 // ---- what every call does first ----
-
-static bool is_lost(const char *function) {
-    pthread_mutex_lock(&mutex);
-    if (*losing && !strcmp(losing, function) && --calls_to_loss == 0) lost = true;
-    bool answer = lost;
-    pthread_mutex_unlock(&mutex);
-    return answer;
-}
 
 #define ENTER(...)                                                                   \
     do {                                                                             \
         int failure = enter(__func__, __VA_ARGS__);                                  \
         if (failure) return failure;                                                 \
         if (initialised_in != getpid()) return HSA_STATUS_ERROR_NOT_INITIALIZED;     \
-        if (is_lost(__func__)) return HSA_STATUS_ERROR_FATAL;                        \
+        lose(__func__);                                                              \
+        if (lost) return lost;                                                       \
     } while (0)
 
 // ---- initialisation ----
@@ -217,11 +194,9 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t memory_pool, siz
     REQUIRE(pool, (hsa_status_t)HSA_STATUS_ERROR_INVALID_MEMORY_POOL);
     REQUIRE(pool->segment == HSA_AMD_SEGMENT_GLOBAL, HSA_STATUS_ERROR_INVALID_ALLOCATION);
     bool host = memory_pool.handle / 16 == CPU;
-    uintptr_t address = allocate(host ? HOST_ALLOCATION : DEVICE_ALLOCATION, host ? 0 : DEVICE, size);
+    uint64_t owner = memory_pool.handle / 16;
+    uintptr_t address = allocate(host ? HOST_ALLOCATION : DEVICE_ALLOCATION, host ? 0 : DEVICE, size, owner);
     REQUIRE(address, HSA_STATUS_ERROR_OUT_OF_RESOURCES);
-    pthread_mutex_lock(&mutex);
-    holding(address)->flags = memory_pool.handle / 16;  // the owner
-    pthread_mutex_unlock(&mutex);
     *ptr = (void *)address;
     return HSA_STATUS_SUCCESS;
 }
@@ -263,9 +238,7 @@ hsa_status_t hsa_amd_agents_allow_access(uint32_t num_agents, const hsa_agent_t 
 hsa_status_t hsa_amd_memory_pool_free(void *ptr) {
     ENTER("%p", ptr);
     REQUIRE(ptr, HSA_STATUS_SUCCESS);
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)ptr, HOST_ALLOCATION, DEVICE_ALLOCATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)ptr, HOST_ALLOCATION, DEVICE_ALLOCATION);
     return found ? HSA_STATUS_SUCCESS : HSA_STATUS_ERROR_INVALID_ALLOCATION;
 }
 
@@ -354,7 +327,7 @@ hsa_status_t hsa_signal_create(hsa_signal_value_t initial_value, uint32_t num_co
     *made = (struct signal){initial_value, 0};
     signal->handle = (uint64_t)made;
     pthread_mutex_lock(&mutex);
-    ++live_signals;
+    ++live.signals;
     pthread_mutex_unlock(&mutex);
     return HSA_STATUS_SUCCESS;
 }
@@ -365,7 +338,7 @@ hsa_status_t hsa_signal_destroy(hsa_signal_t signal) {
     struct signal *found = (struct signal *)signal.handle;
     pthread_mutex_lock(&mutex);
     if (found->copies) misused("a signal is destroyed that a copy will write or waits for");
-    --live_signals;
+    --live.signals;
     pthread_mutex_unlock(&mutex);
     free(found);
     return HSA_STATUS_SUCCESS;
@@ -384,7 +357,7 @@ static void set_value(hsa_signal_t handle, hsa_signal_value_t value, bool relati
     pthread_mutex_lock(&mutex);
     if (!relative && value > 0 && signal->copies) misused("a signal is raised that a copy will write or waits for");
     signal->value = relative ? signal->value - value : value;
-    pthread_cond_broadcast(&signalled);
+    pthread_cond_broadcast(&progress);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -400,7 +373,7 @@ hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_con
     if (condition != HSA_SIGNAL_CONDITION_LT || timeout_hint != UINT64_MAX) abort();
     struct signal *found = (struct signal *)signal.handle;
     pthread_mutex_lock(&mutex);
-    while (found->value >= compare_value) pthread_cond_wait(&signalled, &mutex);
+    while (found->value >= compare_value) pthread_cond_wait(&progress, &mutex);
     hsa_signal_value_t value = found->value;
     pthread_mutex_unlock(&mutex);
     return failure ? -1 : value;
@@ -458,7 +431,7 @@ static void *copy(void *argument) {
     copying.signal->value = copying.failing ? -1 : copying.signal->value - 1;
     --copying.signal->copies;
     for (unsigned i = 0; i < copying.wait_count; ++i) --copying.waits[i]->copies;
-    pthread_cond_broadcast(&signalled);
+    pthread_cond_broadcast(&progress);
     pthread_mutex_unlock(&mutex);
     return NULL;
 }

@@ -19,7 +19,6 @@
 //   no_host_task its queues cannot call host functions
 //   no_shared    it has no shared memory
 //   no_peers     its devices cannot access one another's memory
-//   lost=...     see streams.h
 
 #define STANDIN "UR"
 
@@ -46,7 +45,6 @@ static bool no_register, no_import, no_host_task, no_shared, no_peers;
 static _Atomic pid_t initialised_in;
 
 static bool standin_option(const char *entry) {
-    if (loss_option(entry) && entry) return true;
     if (!entry) no_register = no_import = no_host_task = no_shared = no_peers = false;
     else if (!strcmp(entry, "no_host_task")) no_host_task = true;
     else if (!strcmp(entry, "no_shared")) no_shared = true;
@@ -251,7 +249,7 @@ ur_result_t UR_APICALL urUsmP2PEnablePeerAccessExp(ur_device_handle_t commandDev
 static _Atomic int contexts;  // alive
 
 int standin_handles(void);
-int standin_handles(void) { return contexts + live_streams; }
+int standin_handles(void) { return contexts + live.streams; }
 
 ur_result_t UR_APICALL urContextCreate(uint32_t DeviceCount, const ur_device_handle_t *phDevices,
                                        const ur_context_properties_t *pProperties, ur_context_handle_t *phContext) {
@@ -310,9 +308,7 @@ ur_result_t UR_APICALL urUSMHostAllocUnregisterExp(ur_context_handle_t hContext,
     REQUIRE_HANDLE(hContext);
     REQUIRE_POINTER(pHostMem);
     REQUIRE(hContext->adapter == LEVEL_ZERO && !no_register, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)pHostMem, REGISTRATION, REGISTRATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)pHostMem, REGISTRATION, REGISTRATION);
     return found ? UR_RESULT_SUCCESS : UR_RESULT_ERROR_INVALID_VALUE;
 }
 #endif
@@ -334,9 +330,7 @@ ur_result_t UR_APICALL urUSMReleaseExp(ur_context_handle_t hContext, void *pMem)
     REQUIRE_HANDLE(hContext);
     REQUIRE_POINTER(pMem);
     REQUIRE(hContext->adapter == LEVEL_ZERO && !no_import, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
-    pthread_mutex_lock(&mutex);
-    discard((uintptr_t)pMem, REGISTRATION, REGISTRATION);
-    pthread_mutex_unlock(&mutex);
+    give_back((uintptr_t)pMem, REGISTRATION, REGISTRATION);
     return UR_RESULT_SUCCESS;
 }
 
@@ -345,11 +339,8 @@ ur_result_t UR_APICALL urUSMReleaseExp(ur_context_handle_t hContext, void *pMem)
 static ur_result_t allocate_usm(int kind, uintptr_t shift, ur_device_handle_t device, size_t size, void **memory) {
     REQUIRE_POINTER(memory);
     REQUIRE(size && size < DEVICE, UR_RESULT_ERROR_INVALID_USM_SIZE);
-    uintptr_t address = allocate(kind, shift, size);
+    uintptr_t address = allocate(kind, shift, size, device ? device_number(device) : 0);
     REQUIRE(address, UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
-    pthread_mutex_lock(&mutex);
-    holding(address)->flags = device ? device_number(device) : 0;
-    pthread_mutex_unlock(&mutex);
     *memory = (void *)address;
     return UR_RESULT_SUCCESS;
 }
@@ -382,9 +373,7 @@ ur_result_t UR_APICALL urUSMFree(ur_context_handle_t hContext, void *pMem) {
     REQUIRE_HANDLE(hContext);
     REQUIRE_POINTER(pMem);
     drain(-1);  // freed memory may still be in use
-    pthread_mutex_lock(&mutex);
-    bool found = discard((uintptr_t)pMem, HOST_ALLOCATION, SHARED_ALLOCATION);
-    pthread_mutex_unlock(&mutex);
+    bool found = give_back((uintptr_t)pMem, HOST_ALLOCATION, SHARED_ALLOCATION);
     return found ? UR_RESULT_SUCCESS : UR_RESULT_ERROR_INVALID_VALUE;
 }
 
@@ -399,12 +388,9 @@ ur_result_t UR_APICALL urUSMGetMemAllocInfo(ur_context_handle_t hContext, const 
     ur_device_handle_t device = NULL;
     uintptr_t base = 0;
     size_t size = 0;
-    pthread_mutex_lock(&mutex);
-    struct range *range = holding((uintptr_t)pMem);
-    if (range) type = types[range->kind], base = range->host + range->shift, size = range->size;
-    if (range && range->kind >= DEVICE_ALLOCATION)
-        device = range->flags == MAX_DEVICES ? &opencl_device : &devices[range->flags];
-    pthread_mutex_unlock(&mutex);
+    struct range range = range_at((uintptr_t)pMem);
+    if (range.kind >= 0) type = types[range.kind], base = range.host + range.shift, size = range.size;
+    if (range.kind >= DEVICE_ALLOCATION) device = range.flags == MAX_DEVICES ? &opencl_device : &devices[range.flags];
     switch (propName) {
     case UR_USM_ALLOC_INFO_TYPE: return tell(&type, sizeof type, propSize, pPropValue, pPropSizeRet);
     case UR_USM_ALLOC_INFO_BASE_PTR: return tell(&base, sizeof base, propSize, pPropValue, pPropSizeRet);

@@ -32,7 +32,7 @@ ur_result_t UR_APICALL urQueueCreate(ur_context_handle_t hContext, ur_device_han
     pthread_mutex_lock(&mutex);
     *phQueue = start_stream(device_number(hDevice), pProperties ? pProperties->flags : 0);
     (*phQueue)->owner = hContext;
-    ++live_streams;
+    ++live.streams;
     return leave(UR_RESULT_SUCCESS);
 }
 
@@ -40,7 +40,7 @@ ur_result_t UR_APICALL urQueueRelease(ur_queue_handle_t hQueue) {
     ENTER_WORKING("%p", (void *)hQueue);
     IN_QUEUE(hQueue);
     end_stream(hQueue);
-    --live_streams;
+    --live.streams;
     return leave(UR_RESULT_SUCCESS);
 }
 
@@ -79,7 +79,7 @@ ur_result_t UR_APICALL urEnqueueEventsWait(ur_queue_handle_t hQueue, uint32_t nu
     ur_event_handle_t event = *phEvent = malloc(sizeof *event);
     *event = (struct ur_event_handle_t_){hQueue->device, hQueue->flags, NULL};
     submit_record(hQueue, event);
-    ++live_events;
+    ++live.events;
     return leave(UR_RESULT_SUCCESS);
 }
 
@@ -101,7 +101,7 @@ ur_result_t UR_APICALL urEventRelease(ur_event_handle_t hEvent) {
     pthread_mutex_lock(&mutex);
     forget(hEvent->point);
     free(hEvent);
-    --live_events;
+    --live.events;
     return leave(UR_RESULT_SUCCESS);
 }
 

@@ -35,6 +35,7 @@ from standins.standin import StandIn
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 GPU = plugin.device(0)
 FAILURE, _ = FAULTS.failure
+FATAL = 0x1026  # HSA_STATUS_ERROR_FATAL
 COPY, RECTANGLE, ANY_COPY = "hsa_amd_memory_async_copy", "hsa_amd_memory_async_copy_rect", "hsa_memory_copy"
 
 
@@ -393,7 +394,7 @@ def test_failed_work_is_released_without_the_garbage_collector(standin: StandIn,
 
 def test_a_lost_runtime_ends_all_waits_and_leaves_nothing(standin: StandIn, memory: Allocations) -> None:
     source, there, queue = memory(HOST, DATA), memory(DEVICE), GPU.make_queue()
-    standin.configure("slow_copy;lost=hsa_amd_memory_fill:1")
+    standin.configure(f"slow_copy;lost=hsa_amd_memory_fill:1:{FATAL}")
     queue.copy(there, source, 10)
     copied = queue.record()
     other = GPU.make_queue()
