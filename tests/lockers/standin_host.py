@@ -35,8 +35,7 @@ def in_thread(standin: StandIn, call: str, act: Callable[..., object], *argument
     standin.configure(f"delay={call}:{LONG}")
     thread = threading.Thread(target=act, args=arguments)
     thread.start()
-    while not standin.calls(call):
-        pass
+    standin.wait_for(call)
     return thread
 
 

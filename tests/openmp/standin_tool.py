@@ -374,8 +374,7 @@ def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
     move(memory, 0, 4)
     mover = threading.Thread(target=move, args=(memory, 0, 4))
     mover.start()
-    while not standin.calls("cuMemHostRegister"):
-        pass
+    standin.wait_for("cuMemHostRegister")
     assert libc.madvise(memory.ptr, PAGE, 4) == 0
     assert locked(standin, memory) == set()
     mover.join()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +26,18 @@ def includes() -> list[Path]:
 DRIVER = Driver("libcuda.so.1", "cuda/libcuda.c", "STANDIN_CUDA", includes)
 live = partial(DRIVER.live, "streams", "events", "allocations")
 left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be recorded again
+
+
+@contextmanager
+def current(index: int) -> Iterator[Callable[[], bool]]:
+    """Make a device's context current, as another library does; yields whether it still is."""
+    from cuda.bindings import driver as cuda
+
+    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(index)
+    cuda.cuCtxPushCurrent(theirs)
+    yield lambda: int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(index)
 
 
 def _restore(failed: str) -> None:

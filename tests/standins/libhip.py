@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +33,16 @@ DRIVER = Driver(
 )
 live = partial(DRIVER.live, "streams", "events", "allocations")
 left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be recorded again
+
+
+@contextmanager
+def current(index: int) -> Iterator[Callable[[], bool]]:
+    """Make a device current, as another library does; yields whether it still is."""
+    from hip import hip
+
+    hip.hipSetDevice(index)
+    yield lambda: bool(hip.hipGetDevice()[1] == index)
+    hip.hipSetDevice(0)
 
 
 def _restore(failed: str) -> None:

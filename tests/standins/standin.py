@@ -16,6 +16,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,11 @@ class StandIn:
         """The calls since `configure`, or those of one function: its name and arguments, separated by spaces."""
         calls = self._log.read_text().splitlines()
         return [call.strip() for call in calls if not function or call.split()[0] == function]
+
+    def wait_for(self, function: str, calls: int = 1) -> None:
+        """Wait until other threads have called a function so many times since `configure`."""
+        while len(self.calls(function)) < calls:
+            time.sleep(0.001)
 
     def registrations(self) -> set[tuple[int, int]]:
         """Host address and size of everything registered."""

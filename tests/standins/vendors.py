@@ -6,12 +6,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from pinning.plugin import MemoryKind
 from standins import libcuda, libhip, libhsa, libur
 from standins.cases import Run
+from standins.faults import StandInFaults
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 
@@ -36,6 +38,8 @@ class Vendor:
         The call that allocates 1000 bytes on the second device, as a pattern, and the call that frees them.
     besides : str
         Other calls that an allocation makes, as a pattern.
+    library, version : str
+        Of the library; the version of CUDA's is that of the header.
     description, pci_address : str
         Of the third device.
     lost : sequence of str
@@ -52,8 +56,16 @@ class Vendor:
         Calls of the vendor for a second lock: none for HIP, whose older releases would not refuse it.
     out_of_memory : str
         The name of code 2.
-    allocation, makes_event, records_event, unregister, device_pointer : str
+    allocation, makes_event, records_event, unregister, device_pointer, makes_context, gives_context_back : str
         Names of calls.
+    current : callable
+        Makes a device current, as another library does, for a ``with`` block that gets a function: whether it still is.
+    makes_current : callable
+        Returns the call with which this package makes a device current.
+    in_context : str
+        Name of a call whose first argument is the context.
+    default_streams : sequence of int
+        Handles of streams that each device has.
     """
 
     name: str
@@ -65,7 +77,9 @@ class Vendor:
     releases: Sequence[str]
     allocates: Mapping[MemoryKind, tuple[str, str]]
     besides: str
+    library: str
     description: str
+    version: str = ""
     pci_address: str = ""
     lost: Sequence[str] = ()
     lost_name: str = ""
@@ -81,6 +95,17 @@ class Vendor:
     records_event: str = ""
     unregister: str = ""
     device_pointer: str = ""
+    makes_context: str = ""
+    gives_context_back: str = ""
+    current: Callable[[int], AbstractContextManager[Callable[[], bool]]] = nullcontext  # type: ignore[assignment]
+    makes_current: Callable[[Any], str] = str
+    in_context: str = ""
+    default_streams: Sequence[int] = ()
+
+    @property
+    def faults(self) -> StandInFaults:
+        faults: StandInFaults = importlib.import_module(f"standins.lib{self.name}").FAULTS
+        return faults
 
     @property
     def plugin(self) -> Any:
@@ -104,6 +129,7 @@ VENDORS = {
                 SHARED: ("cuMemAllocManaged 1000 1", "cuMemFree"),
             },
             besides="cu.*Ctx",
+            library="libcuda.so.1",
             description="Stand-in 2",
             pci_address="0001:3d:00.0",
             lost=["work:1:700", "cuMemcpyAsync:2:719", "cuEventRecord:1:719"],
@@ -120,6 +146,12 @@ VENDORS = {
             records_event="cuEventRecord",
             unregister="cuMemHostUnregister",
             device_pointer="cuMemHostGetDevicePointer",
+            makes_context="cuDevicePrimaryCtxRetain",
+            gives_context_back="cuDevicePrimaryCtxRelease",
+            current=libcuda.current,
+            makes_current=lambda device: f"cuCtxPushCurrent {device.context:#x}",
+            in_context="cuCtxPushCurrent",
+            default_streams=[0, 1, 2],
         ),
         Vendor(
             "hip",
@@ -135,6 +167,8 @@ VENDORS = {
                 SHARED: ("hipMallocManaged 1000 1", "hipFree"),
             },
             besides="hip[GS]etDevice ?",
+            library="libamdhip64.so",
+            version="7.2.0",
             description="Stand-in 2",
             pci_address="0001:3d:00.0",
             lost=["work:1:700", "hipMemcpyAsync:2:719", "hipEventRecord:1:719"],
@@ -149,6 +183,9 @@ VENDORS = {
             records_event="hipEventRecord",
             unregister="hipHostUnregister",
             device_pointer="hipHostGetDevicePointer",
+            current=libhip.current,
+            makes_current=lambda device: f"hipSetDevice {device.index}",
+            default_streams=[0, 2],
         ),
         Vendor(
             "hsa",
@@ -164,6 +201,8 @@ VENDORS = {
                 DEVICE: ("hsa_amd_memory_pool_allocate 0xd12 1000 0", "hsa_amd_memory_pool_free"),
             },
             besides="(?!hsa_amd_memory_pool_allocate)",
+            library="libhsa-runtime64.so.1",
+            version="1.1",
             description="Stand-in 2 (gfx942)",
             nothing=(0x1001, "HSA_STATUS_ERROR_INVALID_ARGUMENT"),
             register="hsa_amd_memory_lock_to_pool",
@@ -183,11 +222,16 @@ VENDORS = {
                 SHARED: ("urUSMSharedAlloc .* 1000", "urUSMFree"),
             },
             besides="(?!urUSM(Host|Device|Shared)Alloc)",
+            library="libur_loader.so.0",
+            version="0.12 (Level Zero, OpenCL)",
             description="Stand-in 0 (OpenCL)",
             lost=["work:1:20", "urEnqueueUSMMemcpy:2:20", "urEnqueueEventsWait:1:20"],
             lost_name="UR_RESULT_ERROR_DEVICE_LOST",
             nothing=(64, "UR_RESULT_ERROR_INVALID_USM_SIZE"),
             allocation="urUSMDeviceAlloc",
+            makes_context="urContextCreate",
+            gives_context_back="urContextRelease",
+            in_context="urUSMHostAllocRegisterExp",
         ),
     )
 }

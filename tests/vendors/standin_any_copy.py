@@ -13,10 +13,13 @@ from typing import Any
 import numpy
 import pytest
 
+import c_api
 import pinning
 from noise import noise
-from pinning.copies import costs
+from pinning.copies import Reason, costs, trim_staging
 from standins.cases import only
+from standins.standin import StandIn
+from standins.vendors import Vendor
 from standins.work import there_and_back
 
 KIB = 1024
@@ -66,6 +69,20 @@ class Borders:
 def test_large_pageable_memory_is_staged_and_small_is_left_to_the_driver(other: pinning.Queue, gpu: Any) -> None:
     assert there_and_back(gpu, noise(SIZE)) == ("staged", "staged")
     assert there_and_back(gpu, noise(1000)) == ("plain", "plain")
+
+
+@only("hip", "ur")
+def test_pageable_memory_is_left_to_a_driver_that_cannot_wait_for_values(standin: StandIn, vendor: Vendor) -> None:
+    standin.configure("no_wait_value" if vendor.name == "hip" else "")
+    device = vendor.plugin.device(1)  # first used under this configuration
+    for size in (1000, SIZE):
+        assert there_and_back(device, noise(size)) == ("plain", "plain")
+    source = noise(SIZE)
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there, c_api.Queue(device.name) as in_c:
+        assert pinning.explain(there, source, queue=queue).reason_code is Reason.NO_VALUES
+        ends = (numpy.array([end, end + 8], numpy.uint64) for end in (there.ptr, source.ctypes.data))
+        assert in_c.copy_batch(*ends, numpy.array([8, 8], numpy.uint64)).reason is Reason.NO_VALUES
+    trim_staging()
 
 
 @pytest.mark.parametrize("seed", range(40))

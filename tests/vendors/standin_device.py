@@ -5,17 +5,38 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import pinning
+from fake_device import Background
 from mapped_memory import PAGE, Memory
+from pinning.conformance.faults import each_failure
 from pinning.errors import VendorError
-from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
+from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice, MemoryKind
 from standins.cases import only
 from standins.standin import StandIn
 from standins.vendors import Vendor
+
+
+@only("cuda", "ur")
+def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    # Must be the first test in this process: a context, once created, is kept.
+    memory = Memory(2)
+    standin.configure(f"delay={vendor.makes_context}:60000")
+    threads = [Background(partial(gpu.data_lock, memory.ptr + i * PAGE, PAGE, False)) for i in (0, 1)]
+    standin.wait_for(vendor.makes_context, 2)
+    standin.configure()
+    for thread in threads:
+        thread.result()
+    assert len(standin.calls(vendor.gives_context_back)) == 1
+    assert {int(call.split()[1], 16) for call in standin.calls(vendor.in_context)} == {gpu.context}
+    for i in (0, 1):
+        gpu.data_unlock(memory.ptr + i * PAGE)
+    assert standin.calls(vendor.makes_context) == []
 
 
 def test_devices_are_named_and_stay_the_same(standin: StandIn, vendor: Vendor) -> None:
@@ -25,6 +46,8 @@ def test_devices_are_named_and_stay_the_same(standin: StandIn, vendor: Vendor) -
     assert [plugin.device(i).name for i in range(3)] == [f"{vendor.name}:{i}" for i in range(3)]
     assert plugin.device(2) is plugin.device(2)
     assert plugin.device(2).description == vendor.description
+    assert plugin.library() == (vendor.library, vendor.version or plugin.library().version)
+    assert list(plugin.warnings()) == []
     if vendor.pci_address:
         assert plugin.device(2).pci_address == vendor.pci_address
 
@@ -83,15 +106,48 @@ def test_a_process_ends_with_work_that_waits_for_ever(standin: StandIn, vendor: 
     assert child.returncode == (-9 if "kill" in end else 0)
 
 
+# ---- what is current in a thread ----
+
+
 @only("cuda", "hip")
-def test_a_copy_across_the_border_of_a_lock_is_refused_as_the_driver_does(
-    standin: StandIn, vendor: Vendor, gpu: Any
-) -> None:
-    memory = Memory(2)
-    there = gpu.allocate(2 * PAGE)
-    gpu.data_lock(memory.ptr, PAGE, False)
-    with pytest.raises(VendorError) as raised:
-        gpu.copy(there, memory.ptr, 2 * PAGE)
-    assert (raised.value.call, raised.value.code, raised.value.name) == vendor.copy_border
-    gpu.data_unlock(memory.ptr)
-    gpu.free(there)
+@pytest.mark.parametrize("index", [0, 2])
+def test_the_device_that_another_library_made_current_stays_so(standin: StandIn, vendor: Vendor, index: int) -> None:
+    device, memory = vendor.plugin.device(index), Memory(1)
+    there = device.allocate(PAGE)
+    with vendor.current(3) as is_current:
+        for act in (
+            lambda: device.data_lock(memory.ptr, PAGE, False),
+            lambda: device.copy(there, memory.ptr, PAGE),
+            lambda: device.data_unlock(memory.ptr),
+            lambda: device.free(there),
+            *(lambda kind=kind: device.free(device.allocate(100, kind), kind) for kind in MemoryKind),
+        ):
+            standin.configure()
+            act()
+            assert vendor.makes_current(device) in standin.calls()
+            assert is_current()
+        assert device.is_pinned_ptr(memory.ptr) is None
+        with pytest.raises(VendorError):
+            device.data_unlock(memory.ptr)
+        assert is_current()
+
+
+# ---- failures specific to some drivers; the conformance suite tests those common to all ----
+
+
+QUESTIONS: dict[str, tuple[str, ...]] = {  # calls that tell the name, an attribute, the version, and the count again
+    "cuda": ("cuDeviceGetName", "cuDeviceGetAttribute", "cuDriverGetVersion", "cuDeviceGetCount"),
+    "hip": ("hipDeviceGetName", "hipDeviceGetAttribute", "hipRuntimeGetVersion"),
+}
+
+
+@only("cuda", "hip")
+def test_a_question_is_answered_or_not(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    questions: list[Callable[[], object]] = [
+        lambda: type(gpu)(gpu.name).description,
+        lambda: type(gpu)(gpu.name).memory_kinds,
+        vendor.plugin.library,
+        vendor.plugin.device_count,
+    ]
+    for call, question in zip(QUESTIONS[vendor.name], questions, strict=False):
+        assert [failed for failed, _ in each_failure(vendor.faults, question)] == [call]

@@ -47,6 +47,24 @@ def test_memory_pinned_by_someone_else_is_said_to_be(
     gpu.data_unlock(base)
 
 
+NOT_THERE = {
+    "hip": ("hipHostRegister", 1, "hipErrorInvalidValue", r"\(1\).*mapped, and writable.*ACCESS_COPY"),
+    "hsa": ("hsa_amd_memory_lock_to_pool", 0x1000, "HSA_STATUS_ERROR", "not mapped.*ACCESS_COPY"),
+}
+
+
+@only("hip", "hsa")
+def test_advice_for_memory_that_is_not_all_there(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    memory = Memory(3)
+    memory.unmap(1)
+    *failure, advice = NOT_THERE[vendor.name]
+    with pytest.raises(VendorError, match=advice) as raised:
+        gpu.data_lock(memory.ptr, memory.size, None)
+    assert [raised.value.call, raised.value.code, raised.value.name] == failure
+    gpu.data_lock(memory.ptr, PAGE, None)  # the failure has left nothing behind
+    gpu.data_unlock(memory.ptr)
+
+
 @only("hsa", "ur")
 def test_unlocking_what_is_not_locked_is_refused_before_the_driver_is_asked(standin: StandIn, gpu: Any) -> None:
     memory = Memory(1)

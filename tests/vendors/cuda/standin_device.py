@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from made_up_pci import GPUS, make_machine
 from mapped_memory import PAGE, Memory
 from pinning.cli import doctor_view
 from pinning.cli.doctor import run as examine
-from pinning.errors import VendorError
 from pinning.machine import topology
-from pinning.plugin import LinkedDevice, MemoryKind
+from pinning.plugin import LinkedDevice
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
@@ -47,43 +45,10 @@ def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) 
     assert Background(work).result() == [0, 0]
 
 
-def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
-    memory = Memory(1)
-    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
-    cuda.cuCtxPushCurrent(theirs)
-    there = DEVICE.allocate(PAGE)
-    for act in (
-        lambda: DEVICE.data_lock(memory.ptr, PAGE, False),
-        lambda: DEVICE.data_unlock(memory.ptr),
-        lambda: DEVICE.copy(there, memory.ptr, PAGE),
-        lambda: DEVICE.free(there),
-        *(lambda kind=kind: DEVICE.free(DEVICE.allocate(100, kind), kind) for kind in MemoryKind),
-    ):
-        standin.configure()
-        act()
-        (ours,) = {call.split()[1] for call in standin.calls("cuCtxPushCurrent")}
-        assert int(ours, 16) != int(theirs)
-        assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
-    with pytest.raises(VendorError):
-        DEVICE.data_unlock(memory.ptr)
-    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
-    cuda.cuCtxPopCurrent()
-    cuda.cuDevicePrimaryCtxRelease(3)
-
-
-def test_the_context_is_retained_once_however_many_threads_begin(standin: StandIn) -> None:
-    device, memory = plugin.device(2), Memory(2)
-    standin.configure("delay=cuDevicePrimaryCtxRetain:60000")
-    threads = [Background(partial(device.data_lock, memory.ptr + i * PAGE, PAGE, False)) for i in (0, 1)]
-    while len(standin.calls("cuDevicePrimaryCtxRetain")) < 2:
-        pass
-    standin.configure()
-    for thread in threads:
-        thread.result()
-    assert len(standin.calls("cuDevicePrimaryCtxRelease")) == 1
-    for i in (0, 1):
-        device.data_unlock(memory.ptr + i * PAGE)
-    assert standin.calls("cuDevicePrimaryCtxRetain") == []
+def test_a_place_on_the_bus_that_is_not_told(standin: StandIn) -> None:
+    for n in (1, 2, 3):
+        standin.configure(f"fail=cuDeviceGetAttribute:{n}:999")
+        assert DEVICE.pci_address is None
 
 
 def test_doctor_says_how_gpus_are_joined(standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

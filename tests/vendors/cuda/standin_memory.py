@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what the driver knows about a pointer, and connections between GPUs."""
+"""What the driver knows about a pointer, for which no context is made, and connections between GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from cuda.bindings import driver as cuda
 
 import pinning
 from fake_device import Background
-from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from mapped_memory import Memory
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
-HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
+DEVICE = MemoryKind.DEVICE
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
+
 GPU = plugin.device(0)
+MEMORY = Memory(4)
 
 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
@@ -23,6 +30,32 @@ def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
     assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
     assert cuda.cuDevicePrimaryCtxGetState(3)[2] == 0
     GPU.free(ptr)
+
+
+def test_asking_what_is_pinned_makes_no_context(standin: StandIn) -> None:
+    fresh = plugin.device(1)
+    GPU.data_lock(MEMORY.ptr, 100, False)
+    standin.configure()
+    assert fresh.is_pinned_ptr(MEMORY.ptr) == PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)
+    assert fresh.is_pinned_ptr(MEMORY.ptr + 100) is None
+    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
+    assert cuda.cuDevicePrimaryCtxGetState(1)[2] == 0
+    GPU.data_unlock(MEMORY.ptr)
+
+
+@pytest.mark.parametrize("question", [GPU.is_pinned_ptr, GPU.memory_info])
+def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
+    standin: StandIn, question: Callable[[int], object]
+) -> None:
+    GPU.data_lock(MEMORY.ptr, 100, False)
+    standin.configure("delay=cuPointerGetAttributes:60000")
+    asking = Background(lambda: question(MEMORY.ptr))
+    standin.wait_for("cuPointerGetAttributes")
+    standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call continue, and delays the second
+    standin.wait_for("cuPointerGetAttributes")
+    GPU.data_unlock(MEMORY.ptr)
+    standin.configure()
+    assert asking.result() is None
 
 
 # ---- connections ----

@@ -25,30 +25,6 @@ def test_slow_pageable_copies_are_said_with_the_variable(monkeypatch: pytest.Mon
     assert plugin.warnings() == []
 
 
-@pytest.mark.parametrize("index", [0, 3])
-def test_the_current_device_of_the_thread_is_left(standin: StandIn, index: int) -> None:
-    device, memory = plugin.device(index), Memory(1)
-    hip.hipSetDevice(2)
-    there = device.allocate(PAGE)
-    for act in (
-        lambda: device.data_lock(memory.ptr, PAGE, False),
-        lambda: device.is_pinned_ptr(memory.ptr),
-        lambda: device.copy(there, memory.ptr, PAGE),
-        lambda: device.data_unlock(memory.ptr),
-        lambda: device.free(there),
-    ):
-        standin.configure()
-        act()
-        sets = standin.calls("hipSetDevice")
-        assert sets[0] == f"hipSetDevice {index}"
-        assert sets[-1] == "hipSetDevice 2"
-        assert hip.hipGetDevice()[1] == 2
-    with pytest.raises(VendorError):
-        device.data_unlock(memory.ptr)
-    assert hip.hipGetDevice()[1] == 2
-    hip.hipSetDevice(0)
-
-
 def test_threads_have_their_own_current_device(standin: StandIn) -> None:
     memory = Memory(1)
 
@@ -62,3 +38,20 @@ def test_threads_have_their_own_current_device(standin: StandIn) -> None:
     assert Background(work).result() == 0
     assert hip.hipGetDevice()[1] == 1
     hip.hipSetDevice(0)
+
+
+def test_a_device_that_cannot_be_made_current(standin: StandIn) -> None:
+    memory = Memory(1)
+    hip.hipSetDevice(1)
+    standin.configure("fail=hipSetDevice:1:999")
+    with pytest.raises(VendorError, match="hipSetDevice failed: hipErrorUnknown"):
+        DEVICE.data_lock(memory.ptr, PAGE, False)
+    assert standin.registrations() == set()
+    hip.hipSetDevice(0)
+
+
+def test_a_code_that_is_unknown(standin: StandIn) -> None:
+    standin.configure("fail=hipRuntimeGetVersion:1:4242")
+    with pytest.raises(VendorError) as failure:
+        plugin.library()
+    assert (failure.value.call, failure.value.code) == ("hipRuntimeGetVersion", 4242)

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy
 import pytest
-from hip import hip
 
+import pinning
+from noise import noise
 from pinning.conformance.allocations import Allocations
-from pinning.conformance.holding import HeldQueue, host_bytes
+from pinning.conformance.holding import host_bytes
 from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_hip import plugin
 from standins.libhip import FAULTS, left, live
 from standins.standin import StandIn
-from standins.work import submit_all
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 GPU = plugin.device(0)
@@ -67,36 +68,6 @@ def test_whether_a_gpu_waits_for_values_is_found_out_once(standin: StandIn) -> N
     assert len(standin.calls("hipStreamWaitValue32")) == 1
 
 
-# ---- the current device ----
-
-
-@pytest.mark.parametrize("handle", [None, 0, 2], ids=["own", "0", "2"])
-def test_the_current_device_of_the_thread_is_left(standin: StandIn, memory: Allocations, handle: int | None) -> None:
-    ptr, there = memory(HOST), memory(DEVICE)
-    hip.hipSetDevice(3)
-    queue = GPU.make_queue() if handle is None else GPU.adopt_queue(handle)
-    submit_all(queue, ptr, there)
-    assert hip.hipGetDevice()[1] == 3
-    with pytest.raises(VendorError):
-        queue.fill(there + 1, b"\1\1", 8)
-    queue.close()
-    assert hip.hipGetDevice()[1] == 3
-    hip.hipSetDevice(0)
-
-
-@pytest.mark.parametrize("handle", [0, 2])
-def test_a_default_stream_is_that_of_its_gpu_whichever_is_current(standin: StandIn, handle: int) -> None:
-    ours, theirs = GPU.adopt_queue(handle), OTHER.adopt_queue(handle)
-    assert ours.handle == handle
-    hip.hipSetDevice(1)
-    with HeldQueue(ours) as held:
-        assert held.begun.wait(60)
-        theirs.synchronize()
-        assert not ours.done()
-    hip.hipSetDevice(0)
-    ours.synchronize()
-
-
 # ---- adopted and closed ----
 
 
@@ -124,3 +95,25 @@ def test_each_call_of_finding_out_about_values_fails(standin: StandIn) -> None:
         assert (raised.value.call, raised.value.code) == (call, UNKNOWN)
         assert left() == NOTHING
     assert gpu.make_queue().waits_for_values  # nothing was concluded from the failures
+
+
+# ---- batches ----
+
+
+def test_a_batch_is_one_call_for_some_thousands(standin: StandIn, other: pinning.Queue) -> None:
+    count, size = 5000, 16
+    array, back = noise((count, size)), numpy.zeros((count, size), numpy.uint8)
+    order = numpy.random.default_rng(2).permutation(count)
+    with pinning.alloc(array.nbytes, device=GPU) as there, pinning.locked(array, back, device=GPU):
+        standin.configure()
+        pinning.copy_blocks(there, order, array, range(count), size, queue=other)
+        assert [call.split()[:2] for call in standin.calls() if call.startswith("hipMemcpy")] == [
+            ["hipMemcpyBatchAsync", "4096"],
+            ["hipMemcpyBatchAsync", "904"],
+        ]
+        standin.configure("fail=hipMemcpyBatchAsync:1:801")  # as in releases that support only copies between devices
+        copy = pinning.copy_blocks_async(back, range(count), there, order, size, queue=other)
+        copy.wait()
+        standin.configure()
+    assert copy.path == "direct"
+    assert (back == array).all()

@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -75,11 +74,9 @@ def test_ctrl_c_during_a_copy_waits_for_the_gpu(standin: StandIn) -> None:
     standin.configure("slow_copy;delay=hsa_amd_memory_async_copy:300")
 
     def interrupt() -> None:
-        while not standin.calls("hsa_amd_memory_async_copy"):
-            time.sleep(0.001)
+        standin.wait_for("hsa_amd_memory_async_copy")
         os.kill(os.getpid(), signal.SIGINT)
-        while not standin.calls("hsa_signal_wait_scacquire"):  # the copy is in progress, and is being waited for
-            time.sleep(0.001)
+        standin.wait_for("hsa_signal_wait_scacquire")  # the copy is in progress, and is being waited for
         ended.append("wait")
         standin.configure()
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from mapped_memory import PAGE
+from own_process import run
 from pinning.errors import VendorError
 from pinning_hsa import plugin
 from standins.libhsa import FAULTS
@@ -40,10 +39,7 @@ for _ in range(2):
 )
 def test_a_machine_that_cannot_be_asked_can_be_asked_again(standin: StandIn, call: str) -> None:
     environment = {**os.environ, "STANDIN_HSA": f"gpus=2;fail={call}:1:{FAILURE}"}
-    child = [sys.executable, "-P", "-c", PROGRAM]
-    done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stderr == ""
-    failed, asked_again = done.stdout.splitlines()
+    failed, asked_again = run(PROGRAM, environment).splitlines()
     assert f"{call} failed: HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)" in failed
     assert asked_again == "Stand-in 0 (gfx942)"
 

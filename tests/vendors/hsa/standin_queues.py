@@ -12,8 +12,6 @@ import ctypes
 import gc
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapped_memory import PAGE, Memory
+from own_process import run
 from pinning.conformance.allocations import DATA, Allocations
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, VendorError
@@ -430,8 +429,7 @@ try:
 except VendorError as error:
     print(error)
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
-    assert re.search(r"pthread_create failed: EAGAIN.*close queues", child.stdout), child.stderr
+    assert re.search(r"pthread_create failed: EAGAIN.*close queues", run(program))
 
 
 # ---- the life of a process ----
@@ -444,8 +442,7 @@ def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
     standin.configure(f"slow_copy;delay={COPY}:300")
 
     def interrupt() -> None:
-        while not standin.calls(COPY):
-            time.sleep(0.001)
+        standin.wait_for(COPY)
         os.kill(os.getpid(), 2)
 
     interrupting = threading.Thread(target=interrupt)

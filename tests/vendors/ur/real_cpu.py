@@ -7,10 +7,10 @@ import ctypes
 
 import numpy
 import pytest
-from usm import host_memory, page_is_locked, shared_memory
+from usm import host_memory, shared_memory
 
 import pinning
-from mapped_memory import PAGE, Memory
+from mapped_memory import PAGE, Memory, locked_pages
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError, VendorError
 from pinning.plugin import MemoryKind
 from pinning_ur import SONAME, plugin
@@ -63,7 +63,7 @@ def test_a_lock_is_refused_and_says_which_call_is_missing() -> None:
         whose = "its adapter" if registers else "this release of the loader"
         assert f"{whose} has no urUSMHostAllocRegisterExp" in error.advice
     assert CPU.is_pinned_ptr(memory.ptr + 3) is None
-    assert not page_is_locked(memory.ptr)
+    assert locked_pages(memory.ptr, memory.ptr + PAGE) == set()
     assert not CPU.can_lock
     assert pinning.default_device() is not CPU
 

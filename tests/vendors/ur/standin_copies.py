@@ -5,56 +5,30 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 
 import numpy
 import pytest
 
-import c_api
 import pinning
 from exchange_tensors import ByCapsule, ByMethods, Tensor
 from noise import noise
-from pinning.copies import Reason, costs, trim_staging
-from pinning_ur import UrDevice, UrPlugin
+from pinning_ur import UrPlugin
 from standins.standin import StandIn
-from standins.work import there_and_back
 
 SIZE = (3 << 20) + 5
 
 
-@pytest.fixture
-def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UrDevice]:
-    """A fresh device, under the stand-in's configuration with which a test is parametrised."""
-    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
-    monkeypatch.setattr(costs, "stage_to_host", 1 << 20)
-    monkeypatch.setattr(costs, "threads", 2)
-    standin.configure(getattr(request, "param", ""))
-    device = UrPlugin().device(0)
-    yield device
-    gc.collect()
-    trim_staging()
-    pinning.pinned_map(device).close()
-
-
-def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(device: UrDevice) -> None:
-    for size in (1000, SIZE):
-        assert there_and_back(device, noise(size)) == ("plain", "plain")
-    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
-        assert pinning.explain(there, noise(SIZE), queue=queue).reason_code is Reason.NO_VALUES
-        source = noise(16)
-        with c_api.Queue("ur:0") as in_c:
-            ends = (numpy.array([end, end + 8], numpy.uint64) for end in (there.ptr, source.ctypes.data))
-            assert in_c.copy_batch(*ends, numpy.array([8, 8], numpy.uint64)).reason is Reason.NO_VALUES
-
-
-@pytest.mark.parametrize("device", ["no_host_task"], indirect=True)
-def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> None:
+def test_functions_are_refused_where_the_adapter_has_none(standin: StandIn) -> None:
+    standin.configure("no_host_task")
+    device = UrPlugin().device(0)  # a fresh one
     with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
         with pytest.raises(pinning.PinningError, match=r"queues of ur:0 cannot call functions.*wait for an event"):
             queue.call(lambda: None)
         with pinning.Queue("host:0") as other, pytest.raises(pinning.PinningError, match="ur:0 cannot call functions"):
             pinning.fill_async(there, 1, queue=queue, wait_for=[_pending(other)])
         pinning.fill(there, 1, queue=queue)
+    gc.collect()
+    pinning.pinned_map(device).close()
 
 
 def _pending(queue: pinning.Queue) -> pinning.Event:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from mapped_memory import PAGE, Memory
+from own_process import run
 from pinning.conformance.faults import each_failure
 from pinning.errors import VendorError
 from pinning_ur import SONAME, plugin
@@ -45,9 +44,7 @@ def test_an_adapter_that_fails_is_left_out_and_named(standin: StandIn, tmp_path:
     for n in count(1):
         log.write_text("")
         configuration = f"devices=2;opencl;log={log};fail=*:{n}:{DEVICE_LOST}"
-        child = [sys.executable, "-P", "-c", PROGRAM]
-        done = subprocess.run(child, env={**os.environ, "STANDIN_UR": configuration}, capture_output=True, text=True)
-        devices, _, said = done.stdout.strip().partition(" ")
+        devices, _, said = run(PROGRAM, {**os.environ, "STANDIN_UR": configuration}).strip().partition(" ")
         found.append(int(devices))
         calls = log.read_text().splitlines()
         if n > len(calls):

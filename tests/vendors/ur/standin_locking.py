@@ -14,10 +14,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from hypothesis.strategies import data, integers, sampled_from
-from usm import page_is_locked
 
 from fake_device import Background, in_threads
-from mapped_memory import PAGE, Memory
+from mapped_memory import PAGE, Memory, locked_pages
 from pinning.errors import InvalidRangeError, VendorError
 from pinning_ur import plugin
 from standins.standin import StandIn
@@ -40,10 +39,10 @@ def test_a_lock_is_one_registration_of_whole_pages(standin: StandIn) -> None:
     memory = Memory(4)
     assert DEVICE.data_lock(memory.ptr + 100, 2 * PAGE, None) == memory.ptr + 100
     assert standin.registrations() == pages(memory, (0, 3))
-    assert [page_is_locked(memory.ptr + page * PAGE) for page in range(4)] == [True, True, True, False]
+    assert locked_pages(memory.ptr, memory.ptr + memory.size) == {0, 1, 2}
     DEVICE.data_unlock(memory.ptr + 100)
     assert standin.registrations() == set()
-    assert not page_is_locked(memory.ptr)
+    assert locked_pages(memory.ptr, memory.ptr + memory.size) == set()
     assert (len(standin.calls(REGISTER)), len(standin.calls(UNREGISTER))) == (1, 1)
 
 
@@ -129,8 +128,7 @@ def test_a_long_lock_holds_up_nobody_elsewhere(standin: StandIn) -> None:
     DEVICE.data_lock(elsewhere.ptr, PAGE, None)
     standin.configure(f"delay={REGISTER}:60000")
     locking = [Background(partial(DEVICE.data_lock, memory.ptr + start, 100, False)) for start in (0, 200)]
-    while not standin.calls(REGISTER):
-        pass
+    standin.wait_for(REGISTER)
     assert DEVICE.is_pinned_ptr(elsewhere.ptr) == (elsewhere.ptr, PAGE, elsewhere.ptr)
     assert DEVICE.is_pinned_ptr(memory.ptr) is None
     DEVICE.data_unlock(elsewhere.ptr)
@@ -154,8 +152,7 @@ def test_two_neighbours_leave_one_registration_at_once(standin: StandIn) -> None
     assert standin.registrations() == pages(memory, (0, 2))
     standin.configure(f"delay={UNREGISTER}:60000")
     leaving = [Background(lambda ptr=ptr: DEVICE.data_unlock(ptr)) for ptr in (left, right)]  # type: ignore[misc]
-    while not standin.calls(UNREGISTER):
-        pass
+    standin.wait_for(UNREGISTER)
     time.sleep(0.1)  # enough for both calls, if the threads did not take turns
     assert len(standin.calls(UNREGISTER)) == 1
     standin.configure()
@@ -170,8 +167,7 @@ def test_what_is_locked_during_a_question_is_not_someone_elses(standin: StandIn)
     DEVICE.data_lock(memory.ptr + 2 * PAGE + 8, 8, False)
     standin.configure("delay=urUSMGetMemAllocInfo:60000")
     asking = Background(lambda: DEVICE.is_pinned_ptr(memory.ptr + PAGE))
-    while not standin.calls("urUSMGetMemAllocInfo"):
-        pass
+    standin.wait_for("urUSMGetMemAllocInfo")
     DEVICE.data_lock(memory.ptr + 8, 2 * PAGE, False)  # its ends are in pages that are already registered
     assert standin.registrations() == pages(memory, (0, 1), (1, 2), (2, 3))
     standin.configure()

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory, contexts and queues of another user of Unified Runtime, and whether a page is locked."""
+"""Memory, contexts and queues of another user of Unified Runtime."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pinning_ur import SONAME, UrDevice
 
@@ -60,19 +59,6 @@ def others_queue(device: UrDevice, context: int, flags: int) -> Iterator[int]:
     _call("urQueueCreate", context, device.handle, ctypes.byref(properties), ctypes.byref(queue))
     yield queue.value or 0
     _call("urQueueRelease", queue)
-
-
-def page_is_locked(ptr: int) -> bool:
-    """Whether the kernel has locked the page at `ptr`, according to /proc/self/smaps."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0]:
-            start, end = (int(address, 16) for address in words[0].split("-"))
-            inside = start <= ptr < end
-        elif inside and words[0] == "VmFlags:":
-            return "lo" in words
-    return False
 
 
 def _call(function: str, *arguments: object) -> None:
