@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy
@@ -14,16 +12,15 @@ import pytest
 
 import c_api
 import pinning
-from c_copies import Copying, batch, check_order, rows, two_blocks, whole
+from c_copies import Copying, batch, check_order, check_stream, rows, two_blocks, whole
 from locked_parts import PAGE, on_pages
 from noise import noise
 from pinning.conformance.holding import HeldQueue
-from pinning.copies import CopyPath, trim_staging
+from pinning.copies import CopyPath
 from pinning.plugin.native import NativeQueue
 from standins.standin import StandIn
 
 BUSY = 32 << 20  # bytes that the queue copies first: what follows waits for that, unless it does not wait as it should
-UNKNOWN = 999
 
 
 @pytest.fixture
@@ -54,17 +51,7 @@ def test_what_pending_work_writes_is_read_after_it(
 @pytest.mark.parametrize("locked", [True, False])
 def test_copies_in_one_stream_know_of_each_other(stream: int, gpu: Any, locked: bool) -> None:
     """Also those that `pinning_copy_async` submits, without a queue of the interface."""
-    size, locks = 192 << 10, c_api.Map(gpu.name)
-    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
-    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (origin, there), ExitStack() as held:
-        locks.copy(origin, expected.ctypes.data, size)
-        if locked:
-            held.enter_context(pinning.lock(host, device=gpu))
-        ends = [(busy[0], busy[1], BUSY), (host.ctypes.data, origin, size), (there, host.ctypes.data, size)]
-        for copy in [locks.copy_async(*each, stream) for each in ends]:
-            copy.wait()
-        locks.copy(back.ctypes.data, there, size)
-        assert (back == expected).all()
+    check_stream(gpu, stream, 192 << 10, BUSY, locked)
 
 
 @pytest.mark.parametrize("size", [192 << 10, 12 << 20])
@@ -145,45 +132,6 @@ def test_events_of_another_vendor_are_refused(c_queue: c_api.Queue, gpu: Any) ->
         assert refused.value.status == "PINNING_UNAVAILABLE"
         event.wait()
         assert (one == two).all()
-
-
-@pytest.mark.parametrize("inwards", [True, False], ids=["to the device", "to the host"])
-@pytest.mark.parametrize("copy", [whole, batch, rows])
-def test_a_refused_copy_leaves_only_its_error(
-    standin: StandIn, c_queue: c_api.Queue, gpu: Any, copy: Copying, inwards: bool
-) -> None:
-    """Each vendor call of a copy fails in turn; the same copy succeeds after it, and nothing stays locked."""
-    size = 192 << 10
-    host, expected, locks = on_pages(size), noise(size), c_api.Map(gpu.name)
-    with two_blocks(gpu, size) as (there, other):
-        ends = (there, host.ctypes.data) if inwards else (host.ctypes.data, there)
-        c_queue.copy(there, expected.ctypes.data, size).wait()
-
-        def attempt(failing: int) -> bool:
-            """Copy with a call failing, then without; whether there was such a call."""
-            locks.lock(host.ctypes.data + size // 3, size // 3)
-            host[:] = expected if inwards else 0
-            standin.configure(f"fail=*:{failing}:{UNKNOWN}")
-            with suppress(c_api.StatusError):
-                copy(c_queue, *ends, size)
-            calls = len(standin.calls())
-            standin.configure()
-            for _ in range(2):
-                with suppress(c_api.StatusError):
-                    c_queue.synchronize()
-            copy(c_queue, *ends, size).wait()
-            back = numpy.empty_like(expected)
-            c_queue.copy(back.ctypes.data, there, size).wait()
-            assert (back == expected).all(), failing
-            assert (host == expected).all(), failing
-            c_queue.synchronize()
-            locks.unlock(host.ctypes.data + size // 3)
-            assert locks.find(host.ctypes.data + size // 3) is None, failing
-            return failing <= calls
-
-        assert any(not attempt(call) for call in itertools.count(1))
-        assert other
-        trim_staging()
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["in order", "out of order"])

@@ -6,13 +6,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import numpy
 import pytest
 
 import c_api
-from c_copies import Copying, batch, check_order, rows, two_blocks, whole
-from locked_parts import on_pages
-from noise import noise
+from c_copies import Copying, batch, check_order, check_stream, rows, whole
 from pinning.plugin.native import NativeQueue
 from pinning_cuda import CudaDevice
 
@@ -44,12 +41,4 @@ def test_what_pending_work_writes_is_read_after_it(
 
 @pytest.mark.parametrize("size", [16 << 10, 192 << 10, 12 << 20])
 def test_copies_in_one_stream_know_of_each_other(gpu: CudaDevice, stream: NativeQueue, size: int) -> None:
-    locks = c_api.Map(gpu.name)
-    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
-    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, size) as (origin, there):
-        locks.copy(origin, expected.ctypes.data, size)
-        ends = [(busy[0], busy[1], BUSY), (host.ctypes.data, origin, size), (there, host.ctypes.data, size)]
-        for copy in [locks.copy_async(*each, stream.handle) for each in ends]:
-            copy.wait()
-        locks.copy(back.ctypes.data, there, size)
-        assert (back == expected).all()
+    check_stream(gpu, stream.handle, size, BUSY)
