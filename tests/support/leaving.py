@@ -52,10 +52,10 @@ libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
 
 
-def pages(at: int | None = None, flags: int = ANONYMOUS, file: int = -1) -> int:
-    ptr: int = libc.mmap(at, SIZE, READ_WRITE, flags | (0 if at is None else FIXED), file, 0)
+def pages(at: int | None = None, flags: int = ANONYMOUS, file: int = -1, size: int = SIZE) -> int:
+    ptr: int = libc.mmap(at, size, READ_WRITE, flags | (0 if at is None else FIXED), file, 0)
     assert ptr != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
-    ctypes.memset(ptr, 1, SIZE)
+    ctypes.memset(ptr, 1, size)
     return ptr
 
 

@@ -7,8 +7,23 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pinning
 from folders import PYTHONPATH
+from pinning.conformance.holding import HeldQueue
+
+
+@contextmanager
+def holding(queue: pinning.Queue) -> Iterator[HeldQueue]:
+    """Hold a queue until the end of the block, or until it is released."""
+    held: list[HeldQueue] = []
+    queue.submit(lambda vendor: held.append(HeldQueue(vendor)))
+    try:
+        yield held[0]
+    finally:
+        held[0].release()
 
 
 class Thing:

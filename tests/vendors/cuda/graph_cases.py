@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy
@@ -25,6 +25,17 @@ PAGE, SMALL, LARGE = 4096, 4096, 16 << 20
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@contextmanager
+def own_or_adopted(device: Any, which: str) -> Iterator[pinning.Queue]:
+    with pinning.Queue(device) as own:
+        own.handle  # noqa: B018  from here on others may submit to it
+        if which == "own":
+            yield own
+            return
+        with pinning.Queue.adopt(own.handle, device) as adopted:
+            yield adopted
 
 
 class Case:

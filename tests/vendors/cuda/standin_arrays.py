@@ -7,7 +7,6 @@ import ctypes
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 
 import pinning
 from pinning import LayoutError, MemoryKind, arrays
-from pinning.conformance.holding import HeldQueue
 from pinning.interop.dlpack import take_capsule
 from pinning.memory import default_pool
+from queue_work import holding
 from standins.standin import StandIn
 
 
@@ -37,17 +36,6 @@ def given_back(standin: StandIn) -> Iterator[None]:
 
 def numbers(*shape: int) -> Any:
     return numpy.arange(numpy.prod(shape), dtype=numpy.float32).reshape(shape)
-
-
-@contextmanager
-def holding(stream: pinning.Queue) -> Iterator[HeldQueue]:
-    """Hold a stream until the end of the block, or until it is released."""
-    held: list[HeldQueue] = []
-    stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
-    try:
-        yield held[0]
-    finally:
-        held[0].release()
 
 
 def test_it_goes_there_and_comes_back(standin: StandIn) -> None:

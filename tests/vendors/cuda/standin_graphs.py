@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from captures import Graph
 from graph_cases import *  # noqa: F403
-from graph_cases import SMALL, Case, ended, refusals
+from graph_cases import SMALL, Case, ended, own_or_adopted, refusals
 
 import pinning
 from pinning.conformance.faults import eventually
@@ -19,13 +19,8 @@ from standins.standin import StandIn
 
 @pytest.fixture(params=["own", "adopted"])
 def queue(standin: StandIn, request: pytest.FixtureRequest) -> Iterator[pinning.Queue]:
-    with pinning.Queue("cuda:0") as own:
-        if request.param == "own":
-            own.handle  # noqa: B018  from here on others may submit to it
-            yield own
-            return
-        with pinning.Queue.adopt(own.handle, "cuda:0") as adopted:
-            yield adopted
+    with own_or_adopted("cuda:0", request.param) as queue:
+        yield queue
 
 
 def test_the_driver_does_not_hear_of_what_is_refused(standin: StandIn, case: Case) -> None:

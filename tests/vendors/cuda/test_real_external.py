@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy
 import pytest
+from left_locked import *  # noqa: F403
+from left_locked import entered
 
 import pinning
+from noise import noise
 from pinning import AlreadyPinnedError, PartialOverlapError, PinnedInfo, PinnedMap, StillLockedError, VendorError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.plugin import CopyDevice
@@ -26,18 +28,6 @@ _libc = ctypes.CDLL(None)
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mmap.restype = ctypes.c_void_p
 _MAP_FIXED_NOREPLACE = 0x100000
-
-
-def entered(on: PinnedMap) -> list[pinning.Region]:
-    """The regions that locks have entered or count in, without unused ones registered by pools of other tests."""
-    return [region for region in on if not region.registered or region.references]
-
-
-@pytest.fixture
-def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
-    real_gpu.free(real_gpu.allocate(1))  # creates the context that the other libraries use too
-    yield real_gpu
-    assert entered(pinning.pinned_map(real_gpu)) == [], "a test left something locked"
 
 
 @pytest.fixture
@@ -57,10 +47,6 @@ class Theirs(NamedTuple):
 def succeeded(code: Any, *results: Any) -> Any:
     assert int(code) == 0, f"the other party's own call failed: {code!r}"
     return results[0] if results else None
-
-
-def noise() -> numpy.ndarray:
-    return numpy.random.default_rng(1).integers(0, 256, SIZE, dtype=numpy.uint8)
 
 
 # ---- the other libraries: how each pins memory, and how it gives it up ----
@@ -100,14 +86,14 @@ def cupy_allocates() -> Theirs:
 
 def cupy_registers() -> Theirs:
     runtime = pytest.importorskip("cupy", reason="needs CuPy").cuda.runtime
-    array = noise()
+    array = noise(SIZE)
     runtime.hostRegister(array.ctypes.data, SIZE, 0)
     return Theirs(array.ctypes.data, SIZE, lambda: runtime.hostUnregister(array.ctypes.data))
 
 
 def numba_registers() -> Theirs:
     cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda")
-    array, stack = noise(), contextlib.ExitStack()
+    array, stack = noise(SIZE), contextlib.ExitStack()
     stack.enter_context(cuda.pinned(array))
     return Theirs(array.ctypes.data, SIZE, stack.close)
 
@@ -119,7 +105,7 @@ def driver_allocates() -> Theirs:
 
 
 def driver_registers() -> Theirs:
-    driver, array = cuda_driver(), noise()
+    driver, array = cuda_driver(), noise(SIZE)
     succeeded(*driver.cuMemHostRegister(array.ctypes.data, SIZE, 0))
     return Theirs(array.ctypes.data, SIZE, lambda: succeeded(*driver.cuMemHostUnregister(array.ctypes.data)))
 
@@ -164,7 +150,7 @@ def has_memory_behind(end: int) -> None:
 
 def round_trip(gpu: CopyDevice, ptr: int, size: int) -> None:
     """Bytes go to the GPU and come back."""
-    data = noise()[:size].tobytes()
+    data = noise(SIZE)[:size].tobytes()
     ctypes.memmove(ptr, data, size)
     there = gpu.allocate(size)
     try:
@@ -217,7 +203,7 @@ def test_a_range_that_straddles_their_end(on: PinnedMap, theirs: Theirs) -> None
 
 
 def test_a_range_that_straddles_their_start_or_goes_around(gpu: CopyDevice, on: PinnedMap) -> None:
-    driver, array = cuda_driver(), noise()
+    driver, array = cuda_driver(), noise(SIZE)
     inner = array[1 << 20 : 2 << 20].ctypes.data
     succeeded(*driver.cuMemHostRegister(inner, 1 << 20, 0))
     with pytest.raises(PartialOverlapError, match=f"{inner - 10:#x}.*{inner:#x}, {inner + (1 << 20):#x}"):
@@ -297,7 +283,7 @@ def test_automatic_locking_that_is_off_tracks_it(
     gpu: CopyDevice, on: PinnedMap, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PINNING_LOCK_MAPPED", "off")
-    vendors, plain = vendor_range(theirs.ptr), noise()
+    vendors, plain = vendor_range(theirs.ptr), noise(SIZE)
     assert lock_mapped(plain, device=gpu) is None
     found = lock_mapped((theirs.ptr + 9, 100), device=gpu)
     assert found == vendors.device_ptr + (theirs.ptr + 9 - vendors.base)
@@ -328,7 +314,7 @@ def test_a_lock_of_the_object_keeps_torch_from_giving_it_up(gpu: CopyDevice) -> 
 @pytest.fixture
 def ours(gpu: CopyDevice) -> Iterator[SimpleNamespace]:
     """An array that we have locked. After the test the lock must be unchanged, and its unlock must succeed."""
-    array = noise()
+    array = noise(SIZE)
     with pinning.lock(array, device=gpu) as lock:
         before = lock.region
         yield SimpleNamespace(array=array, ptr=array.ctypes.data, lock=lock)

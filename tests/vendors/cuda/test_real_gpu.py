@@ -4,26 +4,19 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from left_locked import *  # noqa: F403
 
 import pinning
+from noise import noise
 from pinning import AlreadyPinnedError, InvalidRangeError, VendorError
 from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
-    yield real_gpu
-    # Pools that other tests have filled are registered.
-    left = [region for region in pinning.regions(real_gpu) if region.references or not region.registered]
-    assert left == [], "a test left something locked"
 
 
 def round_trip(gpu: CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
@@ -36,10 +29,6 @@ def round_trip(gpu: CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
         return back
     finally:
         gpu.free(there)
-
-
-def noise(size: int) -> numpy.ndarray:
-    return numpy.random.default_rng(size).integers(0, 256, size, dtype=numpy.uint8)
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 4 * MIB + 3, 256 * MIB])

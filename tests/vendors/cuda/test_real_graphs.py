@@ -12,7 +12,7 @@ import numpy
 import pytest
 from captures import Graph
 from graph_cases import *  # noqa: F403
-from graph_cases import Case, ended
+from graph_cases import Case, ended, own_or_adopted
 
 import pinning
 from fake_device import Background
@@ -22,13 +22,8 @@ from pinning.plugin import CopyDevice
 
 @pytest.fixture(params=["own", "adopted"])
 def queue(real_gpu: CopyDevice, request: pytest.FixtureRequest) -> Iterator[pinning.Queue]:
-    with pinning.Queue(real_gpu) as own:
-        if request.param == "own":
-            own.handle  # noqa: B018  from here on others may submit to it
-            yield own
-            return
-        with pinning.Queue.adopt(own.handle, real_gpu) as adopted:
-            yield adopted
+    with own_or_adopted(real_gpu, request.param) as queue:
+        yield queue
 
 
 def test_a_wait_of_a_background_thread_for_the_device_ends_no_capture(case: Case, mode: str) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import permutations
@@ -13,8 +12,10 @@ import numpy as np
 import pytest
 
 import pinning
+from noise import noise
 from pinning import Context, MemoryConnection, MemoryKind, Pool, Queue
 from pinning_cuda import CudaDevice, plugin
+from queue_work import holding
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 MIB = 1 << 20
@@ -37,34 +38,12 @@ def context(gpu: CudaDevice) -> Iterator[Context]:
         yield context
 
 
-def noise(size: int) -> Any:
-    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-
-
 def contents(memory: pinning.Allocation) -> Any:
     """The contents of a device's memory, after all work submitted so far."""
     found = np.zeros(memory.size, np.uint8)
     memory.device.synchronize()
     pinning.copy(found, memory)
     return found
-
-
-class Holding:
-    """Blocks a queue from its construction until `release` or the end of the ``with`` block."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._go = threading.Event()
-        self._event = queue.call(lambda: self._go.wait(60))
-
-    def release(self) -> None:
-        self._go.set()
-
-    def __enter__(self) -> Holding:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-        self._event.wait()
 
 
 # ---- allocations ----
@@ -179,7 +158,7 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
             pinning.fill(each, 9, queue=queue)
         other.free(spare)
         ptr = memory.ptr
-        with Holding(one) as holding:
+        with holding(one) as held:
             pinning.fill_async(memory, 1, queue=one)
             pinning.copy_async(results[0], memory, queue=one)
             freed = one.free(memory)
@@ -192,7 +171,7 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
             pinning.copy_async(results[1], after, queue=other)
             assert not ready.done()
             assert not results[1].any()
-            holding.release()
+            held.release()
         one.synchronize()
         other.synchronize()
         assert (results[0] == 1).all()

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
 
 from fake_device import Background
+from noise import noise
+from pinning.conformance.allocations import Allocations
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_cuda import CudaDevice
+from standins.work import submit_all
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 MIB = 1 << 20
@@ -38,49 +41,23 @@ def queue(gpu: CudaDevice) -> Iterator[NativeQueue]:
     queue.close()
 
 
-class Allocations:
-    """Memory that is freed at the end of a test."""
-
-    def __init__(self, gpu: CudaDevice) -> None:
-        self._gpu = gpu
-        self._made: list[tuple[int, MemoryKind]] = []
-
-    def __call__(self, kind: MemoryKind, size: int) -> int:
-        ptr = self._gpu.allocate(size, kind)
-        self._made.append((ptr, kind))
-        return ptr
-
+class Arrays(Allocations):
     def array(self, size: int, kind: MemoryKind = HOST) -> Any:
         """The host's view of HOST or SHARED memory, zeroed."""
-        array = numpy.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self(kind, size)))
-        array[:] = 0
-        return array
-
-    def free(self) -> None:
-        for ptr, kind in self._made:
-            self._gpu.free(ptr, kind)
+        return numpy.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self(kind, bytes(size))))
 
 
 @pytest.fixture
-def memory(gpu: CudaDevice) -> Iterator[Allocations]:
-    memory = Allocations(gpu)
+def memory(gpu: CudaDevice) -> Iterator[Arrays]:
+    memory = Arrays(gpu)
     yield memory
     memory.free()
-
-
-def noise(size: int) -> Any:
-    return numpy.random.default_rng(size).integers(0, 256, size, dtype=numpy.uint8)
-
-
-def in_thread(act: Callable[[], object]) -> None:
-    """Call `act` in a thread that has not used CUDA."""
-    Background(act).result()
 
 
 # ---- memory ----
 
 
-def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
+def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: NativeQueue, memory: Arrays) -> None:
     source, there, order = memory.array(64 * MIB), gpu.allocate(64 * MIB), memory.array(1)
     for _ in range(10):
         queue.copy(there, source.ctypes.data, source.nbytes)
@@ -96,9 +73,9 @@ def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: Na
 @pytest.mark.parametrize("locked", [False, True], ids=["pageable", "locked"])
 @pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 def test_bytes_go_there_and_come_back(
-    gpu: CudaDevice, queue: NativeQueue, memory: Allocations, kind: MemoryKind, locked: bool, size: int
+    gpu: CudaDevice, queue: NativeQueue, memory: Arrays, kind: MemoryKind, locked: bool, size: int
 ) -> None:
-    source, target, there = noise(size), numpy.zeros(size, dtype=numpy.uint8), memory(kind, size)
+    source, target, there = noise(size), numpy.zeros(size, dtype=numpy.uint8), memory(kind, bytes(size))
     pointers = (source.ctypes.data, target.ctypes.data) if locked else ()
     for ptr in pointers:
         gpu.data_lock(ptr, size, False)
@@ -111,13 +88,13 @@ def test_bytes_go_there_and_come_back(
 
 
 @pytest.mark.parametrize("pageable", [False, True], ids=["pinned", "pageable"])
-def test_rows(queue: NativeQueue, memory: Allocations, pageable: bool) -> None:
+def test_rows(queue: NativeQueue, memory: Arrays, pageable: bool) -> None:
     size = 300 * 200
     source, target = (
         (noise(size), numpy.zeros(size, dtype=numpy.uint8)) if pageable else (memory.array(size), memory.array(size))
     )
     source[:] = noise(size)
-    there = memory(DEVICE, 100 * 200)
+    there = memory(DEVICE, bytes(100 * 200))
     queue.copy_2d(there, 100, source.ctypes.data, 300, 77, 200)
     queue.copy_2d(target.ctypes.data, 300, there, 100, 77, 200)
     queue.synchronize()
@@ -126,7 +103,7 @@ def test_rows(queue: NativeQueue, memory: Allocations, pageable: bool) -> None:
     assert (target.reshape(200, 300) == expected).all()
 
 
-def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue, memory: Allocations) -> None:
+def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue, memory: Arrays) -> None:
     source, target = memory.array(10), memory.array(10)
     source[:] = 5
     with HeldQueue(queue) as held:
@@ -139,10 +116,8 @@ def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue,
         assert target.all()
 
 
-def test_a_copy_across_the_border_of_a_lock_is_refused(
-    gpu: CudaDevice, queue: NativeQueue, memory: Allocations
-) -> None:
-    array, there = noise(MIB), memory(DEVICE, MIB)
+def test_a_copy_across_the_border_of_a_lock_is_refused(gpu: CudaDevice, queue: NativeQueue, memory: Arrays) -> None:
+    array, there = noise(MIB), memory(DEVICE, bytes(MIB))
     gpu.data_lock(array.ctypes.data, MIB // 2, False)
     with pytest.raises(VendorError) as raised:
         queue.copy(there, array.ctypes.data, MIB)
@@ -154,53 +129,42 @@ def test_a_copy_across_the_border_of_a_lock_is_refused(
 # ---- contexts ----
 
 
-def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
-    """Submit every kind of work, on 64 bytes of HOST and of DEVICE memory, and make every query."""
+def submit_all_and_look(queue: NativeQueue, ptr: int, there: int) -> None:
+    """Submit every kind of work, and copies of pageable memory; check what is there after it."""
     page = Buffer(bytes(64))
-    queue.copy(there, ptr, 8)
+    submit_all(queue, ptr, there)
     queue.copy(there, page.ptr, 8)
     queue.copy(page.ptr, there, 8)
-    queue.copy_2d(there, 8, ptr, 8, 4, 2)
     queue.fill(there, b"\1\2\3\4", 2)
-    queue.call(ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0, 0)
-    queue.write_value(ptr, 5)
-    queue.wait_value(ptr, 5)
-    event = queue.record()
-    queue.wait(event)
-    event.wait()
-    assert event.done()
-    assert event.seconds_since(event) == 0
-    queue.synchronize()
-    assert queue.done()
     queue.copy(ptr, there, 8)
     queue.synchronize()
     assert host_bytes(ptr, 8) == b"\1\2\3\4" * 2
 
 
 @pytest.mark.parametrize("handle", [None, 0, 1, 2], ids=["own", "0", "1", "2"])
-def test_threads_without_a_context(gpu: CudaDevice, memory: Allocations, handle: int | None) -> None:
-    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+def test_threads_without_a_context(gpu: CudaDevice, memory: Arrays, handle: int | None) -> None:
+    ptr, there = memory(HOST, bytes(64)), memory(DEVICE, bytes(64))
     queue = gpu.make_queue() if handle is None else gpu.adopt_queue(handle)
 
     def act() -> None:
         from cuda.bindings import driver as cuda
 
-        submit_all(queue, ptr, there)
+        submit_all_and_look(queue, ptr, there)
         assert int(cuda.cuCtxGetCurrent()[1]) == 0
         queue.close()
 
-    in_thread(act)
+    Background(act).result()  # a thread that has not used CUDA
 
 
 @pytest.mark.parametrize("handle", [None, 0, 1, 2], ids=["own", "0", "1", "2"])
-def test_another_context_is_current_and_stays_so(gpu: CudaDevice, memory: Allocations, handle: int | None) -> None:
+def test_another_context_is_current_and_stays_so(gpu: CudaDevice, memory: Arrays, handle: int | None) -> None:
     from cuda.bindings import driver as cuda
 
-    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+    ptr, there = memory(HOST, bytes(64)), memory(DEVICE, bytes(64))
     theirs = made_context(cuda)
     try:
         queue = gpu.make_queue() if handle is None else gpu.adopt_queue(handle)
-        submit_all(queue, ptr, there)
+        submit_all_and_look(queue, ptr, there)
         queue.close()
         assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
     finally:
@@ -221,17 +185,17 @@ def made_context(cuda: Any) -> Any:
 # ---- streams of other libraries ----
 
 
-def test_a_stream_of_a_context_of_a_programs_own(gpu: CudaDevice, memory: Allocations) -> None:
+def test_a_stream_of_a_context_of_a_programs_own(gpu: CudaDevice, memory: Arrays) -> None:
     from cuda.bindings import driver as cuda
 
-    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+    ptr, there = memory(HOST, bytes(64)), memory(DEVICE, bytes(64))
     context = made_context(cuda)
     _, stream = cuda.cuStreamCreate(1)
     cuda.cuCtxPopCurrent()
     try:
         queue = gpu.adopt_queue(int(stream))
         ours = gpu.make_queue()
-        submit_all(queue, ptr, there)
+        submit_all_and_look(queue, ptr, there)
         ours.wait(queue.record())
         ours.synchronize()
         ours.close()
@@ -241,7 +205,7 @@ def test_a_stream_of_a_context_of_a_programs_own(gpu: CudaDevice, memory: Alloca
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy", "cuda.core"])
-def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, library: str) -> None:
+def test_streams_of_other_libraries(gpu: CudaDevice, memory: Arrays, library: str) -> None:
     module = pytest.importorskip(library)
     if library == "torch":
         stream = module.cuda.Stream()
@@ -254,9 +218,9 @@ def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, librar
         device.set_current()
         stream = device.create_stream()
         handle, wait = int(stream.handle), stream.sync
-    ptr, there, target = memory(HOST, 64), memory(DEVICE, 64), memory.array(8)
+    ptr, there, target = memory(HOST, bytes(64)), memory(DEVICE, bytes(64)), memory.array(8)
     queue = gpu.adopt_queue(handle)
-    submit_all(queue, ptr, there)
+    submit_all_and_look(queue, ptr, there)
     with HeldQueue(queue):
         queue.copy(target.ctypes.data, there, 8)
         assert not queue.done()
@@ -266,7 +230,7 @@ def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, librar
     wait()  # the stream still exists
 
 
-def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocations) -> None:
+def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Arrays) -> None:
     torch = pytest.importorskip("torch")
     target = memory.array(4 * MIB)
     for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
@@ -280,7 +244,7 @@ def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocatio
         queue.close()
 
 
-def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Allocations) -> None:
+def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Arrays) -> None:
     core = pytest.importorskip("cuda.core")
     target = memory.array(10)
     core.Device(0).set_current()  # for its events

@@ -4,46 +4,27 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
-from collections.abc import Iterator
 
 import numpy
 import pytest
+from left_locked import *  # noqa: F403
 
+import leaving
 import pinning
+from leaving import DONTNEED, libc
 from pinning.map.pinned_map import watch_problem
 from pinning.plugin import CopyDevice
 
 MIB = 1 << 20
 SIZE = 8 * MIB
 CYCLES = 50
-READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-FIXED = 0x10
-DONTNEED = 4
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-libc.mmap.restype = ctypes.c_void_p
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 pytestmark = pytest.mark.skipif(
     watch_problem() is not None, reason=f"the kernel does not tell of memory that leaves: {watch_problem()}"
 )
 
 
-@pytest.fixture
-def gpu(real_gpu: CopyDevice) -> Iterator[CopyDevice]:
-    yield real_gpu
-    left = [region for region in pinning.regions(real_gpu) if region.references or not region.registered]
-    assert left == [], "a test left something locked"
-
-
 def pages(value: int, at: int | None = None) -> int:
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if at is None else FIXED)
-    ptr: int = libc.mmap(at, SIZE, READ_WRITE, flags, -1, 0)
-    assert ptr != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    ptr = leaving.pages(at, size=SIZE)
     ctypes.memset(ptr, value, SIZE)
     return ptr
 
