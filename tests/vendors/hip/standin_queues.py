@@ -19,7 +19,7 @@ from pinning_hip import plugin
 from standins.libhip import FAULTS, left, live
 from standins.standin import StandIn
 
-HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+HOST = MemoryKind.HOST
 GPU = plugin.device(0)
 OTHER = plugin.device(1)
 UNKNOWN, _ = FAULTS.failure

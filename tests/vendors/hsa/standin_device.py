@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin and its devices: names, limits, library, warnings."""
+"""The plugin and its devices: the runtime is started once, and a second one warned of."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pinning.plugin.native_plugin import NativePlugin
 from pinning_hsa import HsaDevice, plugin
 from standins.standin import StandIn
 
-DEVICE = plugin.device(0)
-
 
 def test_the_runtime_is_initialised_once(standin: StandIn) -> None:
+    plugin.device_count()
+    standin.configure()
     for _ in range(3):
         NativePlugin("hsa", HsaDevice).device_count()
     assert standin.calls("hsa_init") == []
