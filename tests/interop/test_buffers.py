@@ -179,6 +179,15 @@ class TestOtherProtocols:
     def test_read_only_is_unknown_where_dlpack_does_not_tell(self) -> None:
         assert host_buffer(OldDLPack(np.arange(3))).read_only is None
 
+    def test_dlpack_tells_what_must_not_be_written(self) -> None:
+        data = np.arange(3)
+        data.flags.writeable = False
+        try:
+            data.__dlpack__(max_version=(1, 0))
+        except (BufferError, TypeError):
+            pytest.skip("needs NumPy 2.1, which exports read-only memory")
+        assert host_buffer(DLPackOnly(data)).read_only is True
+
     def test_data_ptr_and_nbytes(self) -> None:
         data = bytearray(100)
         ptr = host_buffer(data).ptr

@@ -553,7 +553,7 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
             queue.alloc(1, pool=pool)
 
 
-def test_work_that_fails_while_a_pool_waits_for_it_fails_for_its_queue(device: FakeMemoryDevice, context: Context) -> None:
+def test_work_that_fails_while_a_pool_waits_for_it(device: FakeMemoryDevice, context: Context) -> None:
     """The vendor reports an error once, here to the pool."""
     pool, queue = Pool(context), Queue(device)
     memory = alloc(queue, pool)

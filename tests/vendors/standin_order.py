@@ -74,7 +74,7 @@ def address(end: Any) -> numpy.uint64:
 def test_what_pending_work_writes_is_read_after_it(
     other: pinning.Queue, gpu: Any, monkeypatch: pytest.MonkeyPatch, write: Copying, read: Copying, size: int
 ) -> None:
-    monkeypatch.setattr(costs, "stage_to_host", 32 << 10)  # the vendor's own copies into pageable memory are not pending
+    monkeypatch.setattr(costs, "stage_to_host", 32 << 10)  # the vendor's own such copies are never pending
     monkeypatch.setattr(costs, "threads", max(2, costs.threads))
     with (
         pinning.alloc(BUSY, MemoryKind.DEVICE, device=gpu) as busy,

@@ -8,6 +8,7 @@ import mmap
 import pytest
 from hip import hip
 
+import pinning
 from mapped_memory import PAGE, Memory
 from pinning.plugin import MemoryConnection, PinnedInfo
 from pinning_hip import plugin
@@ -45,6 +46,11 @@ def test_each_device_tells_its_own_address(standin: StandIn) -> None:
     plugin.device(1).data_unlock(MEMORY.ptr)
 
 
+def test_managed_memory_is_not_pinned(standin: StandIn) -> None:
+    with pinning.alloc(100, "shared", device=GPU) as memory:
+        assert GPU.is_pinned_ptr(memory.ptr) is None
+
+
 @pytest.mark.parametrize("call", ["hipPointerGetAttribute:2", "hipPointerGetAttribute:3", "hipMemGetAddressRange:1"])
 @pytest.mark.parametrize("code", [1, 17, 500])
 def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(standin: StandIn, call: str, code: int) -> None:
@@ -66,4 +72,5 @@ def test_access_of_another_gpu_is_enabled_for_it(standin: StandIn) -> None:
     assert standin.calls("hipSetDevice") == ["hipSetDevice 3", "hipSetDevice 1"]
     assert standin.calls("hipDeviceEnablePeerAccess") == ["hipDeviceEnablePeerAccess 2 0"]
     assert owner.connection(user) is MemoryConnection.UNIFIED  # already enabled, by us or another library
+    assert hip.hipGetLastError() == (0,)  # which other code asks after its kernels
     hip.hipSetDevice(0)
