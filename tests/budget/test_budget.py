@@ -339,6 +339,20 @@ def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
     pinning.give_back_idle()
 
 
+def test_a_lock_without_room_asks_once_for_what_the_vendor_keeps(device: FakeDevice) -> None:
+    fixed = used()
+    pinning.budget(fixed + SIZE + SIZE // 2, idle=True)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(2)]
+    pinning.lock(arrays[0], device=device).unlock()
+    for calls in range(20):
+        device.fail(VendorError("fakeUnlock", 1, "FAKE"), calls)
+    with pytest.raises(LockLimitError, match="idle"):
+        pinning.lock(arrays[1], device=device)
+    assert device.count("data_unlock") == 1 and pinning.budget().idle == SIZE
+    device.fail_no_more()
+    pinning.lock(arrays[1], device=device).unlock()
+
+
 @pytest.mark.parametrize("in_c", [False, True])
 def test_a_vendor_that_refuses_to_give_back(device: FakeDevice, in_c: bool) -> None:
     pinning.budget(idle=True)

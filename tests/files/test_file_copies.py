@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,12 @@ import pytest
 
 import pinning
 from child_process import run_in_child
+from fake_device import Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from file_copies import *  # noqa: F403
 from file_copies import SIZE, fetch, held_back
 from noise import noise
+from pinning.conformance.faults import eventually
 
 
 @pytest.fixture
@@ -48,6 +51,22 @@ def test_a_device_written_in_python(file: Path, stages: bool, monkeypatch: pytes
     gc.collect()
     pinning.copies.trim_staging()
     pinning.pinned_map(device).close()
+
+
+def test_a_block_is_copied_before_the_next_is_read_into_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeQueue, "waits_for_values", False)
+    data, file = noise(9 << 20), tmp_path / "large"
+    data.tofile(file)
+    device = FakeMemoryDevice()
+    with pinning.Queue(device) as queue, pinning.alloc(data.size, device=device) as there:
+        copying = Background(lambda: pinning.copy_file(there, file, queue=queue))
+        assert eventually(lambda: len(device.queues[-1].pending()) > 0)
+        time.sleep(0.05)  # time to read more, which must not be
+        device.let_go()
+        copying.result()
+        assert (fetch(there, queue) == data).all()
 
 
 @pytest.mark.parametrize("folder", ["/dev/shm", None])
