@@ -20,7 +20,7 @@ import pytest
 
 from mapped_memory import map_apart
 from pinning.errors import InvalidRangeError, LockLimitError
-from pinning.machine.populate import huge_page_mode, is_resident, populate
+from pinning.machine.populate import PIECE, Populating, huge_page_mode, is_resident, populate
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
@@ -297,6 +297,27 @@ class TestIsResident:
         first, numerator = missing
         mmap_advise_away(start + size * first // numerator & -PAGE, size // numerator)
         assert not is_resident(start, size)
+
+
+class TestThreads:
+    @pytest.mark.parametrize("started", [0, 1])
+    def test_pages_come_in_however_few_can_be_started(
+        self, new_memory: Map, monkeypatch: pytest.MonkeyPatch, started: int
+    ) -> None:
+        start, left = threading.Thread.start, iter(range(started))
+
+        def start_a_few(thread: threading.Thread) -> None:
+            if next(left, None) is None:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_a_few)
+        size = 3 * PIECE + PAGE
+        memory, reached = new_memory(size), threading.Event()
+        populating = Populating(memory, size, lambda done: reached.set() if done == size else None, threads=3)
+        assert reached.wait(60)
+        populating.stop()
+        assert populating.error is None and is_resident(memory, size)
 
 
 class TestHugePageMode:
