@@ -20,15 +20,16 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxPushCurrent_v2(context) == 0
 assert cuda.cuMemAlloc_v2(ctypes.byref(device), size) == 0
 assert cuda.cuMemHostAlloc(ctypes.byref(pinned), size, 0) == 0
-source, back = ctypes.create_string_buffer(os.urandom(SIZE), SIZE), ctypes.create_string_buffer(SIZE)
+source = ctypes.create_string_buffer(os.urandom(SIZE), SIZE)
+back, another = ctypes.create_string_buffer(SIZE), ctypes.create_string_buffer(SIZE)
 
 
 def there(memory: object, count: int = SIZE) -> None:
     assert cuda.cuMemcpyHtoD_v2(device, memory, ctypes.c_size_t(count)) == 0
 
 
-def and_back() -> None:
-    assert cuda.cuMemcpyDtoH_v2(back, device, size) == 0
+def and_back(memory: object) -> None:
+    assert cuda.cuMemcpyDtoH_v2(memory, device, size) == 0
 
 
 for runtime in (word for word in sys.argv[1:] if word.startswith("lib") or "/" in word):
@@ -38,10 +39,10 @@ if "full" in sys.argv:
         while True:
             os.dup(0)
 there(pinned)
-for _ in range(3):
+for memory in (back, another, back):
     there(source)
-    and_back()
-    assert back.raw == source.raw
+    and_back(memory)
+    assert memory.raw == source.raw
 there(pinned, 1000)
 print("right", flush=True)
 if "wait" in sys.argv:

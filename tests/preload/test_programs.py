@@ -91,7 +91,7 @@ def test_the_report_names_the_line_of_python(environment: dict[str, str]) -> Non
     said = report(environment)
     assert f"pinning: by plain_copies.py:{there} in there, " in said
     assert f"pinning: by plain_copies.py:{back} in and_back, " in said
-    assert "pinning: copied again from or to the same ordinary memory: 4 MiB in 4: locked by the program" in said
+    assert "pinning: copied again from or to the same ordinary memory: 3 MiB in 3: locked by the program" in said
 
 
 @pytest.mark.parametrize("runtime", ["libgomp.so.1", "/usr/lib/llvm-19/lib/libomp.so.5"])
