@@ -112,6 +112,22 @@ def test_locks_are_held_until_the_copy_is_over(queue: NativeQueue, stream: int, 
         assert locks.find(host.ctypes.data) is None
 
 
+def test_the_lock_of_a_copy_that_failed_is_released(
+    queue: NativeQueue, stream: int, gpu: Any, standin: StandIn
+) -> None:
+    host, locks = noise(PAGE), c_api.Map(gpu.name)
+    with two_blocks(gpu, PAGE) as (there, _):
+        with HeldQueue(queue):
+            locks.lock(host.ctypes.data, PAGE)
+            copy = locks.copy_async(there, host.ctypes.data, PAGE, stream)
+            locks.unlock(host.ctypes.data)
+        standin.configure("fail=*:1:999")  # the question how far it is
+        with pytest.raises(c_api.StatusError):
+            copy.wait()
+        standin.configure()
+        assert locks.find(host.ctypes.data) is None
+
+
 def test_hundreds_of_copies_keep_no_lock(c_queue: c_api.Queue, gpu: Any) -> None:
     host, locks = noise(PAGE), c_api.Map(gpu.name)
     with two_blocks(gpu, PAGE) as (there, _):
