@@ -324,8 +324,10 @@ void shared_memory_goes(void const* ptr) noexcept {
   for (Range gone = attached_at(start, start); !gone.empty(); gone = attached_at(start, gone.end)) notify_all(gone);
 }
 
+/// The page in which the heap ends stays.
 void heap_ends(Address end, Address before) noexcept {
-  if (end < before) notify_all({end, before});
+  Address const gone = (end + (page() - 1)) & -page();
+  if (gone < before) notify_all({gone, before});
 }
 
 /// Make a call that may forbid the program system calls. This library makes none from before the call on, as it may

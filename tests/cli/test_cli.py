@@ -19,7 +19,7 @@ import pytest
 
 from child_process import ordinary_user
 from limits import needs_room_to_lock
-from pinning.cli import doctor
+from pinning.cli import doctor, machine
 from pinning.cli.units import duration, rate
 from pinning.machine.room import Room
 from standins import libcuda, libhost
@@ -352,6 +352,12 @@ def announce(folder: Path, name: str, program: str | None) -> str:
     if program is not None:
         (folder / f"pinning_{name}.py").write_text(program)
     return str(folder)
+
+
+def test_the_tightest_memory_is_that_with_the_least_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "system_memory", lambda: Room("the machine", 100, 10, ""))
+    monkeypatch.setattr(machine, "cgroup_memory", lambda: iter([Room("a group", 50, 40, ""), Room("all", 90, 11, "")]))
+    assert machine.tightest_memory().name == "the machine"
 
 
 def test_doctor_advises_on_the_tightest_control_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class InvalidationListener {
     return false;
   }
 
-  /// Handle memory that a call of this thread is about to remove or move, and that may still be refused. Waits for no
+  /// Handle pages that a call of this thread is about to remove or move, and that may still be refused. Waits for no
   /// thread that could wait for the caller, and neither allocates nor frees.
   virtual void will_invalidate([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size) noexcept {}
 

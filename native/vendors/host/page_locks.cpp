@@ -226,18 +226,13 @@ void PageLocks::forget(Range range) {
 
 std::optional<PageLocks::Range> PageLocks::around(Address ptr) {
   std::lock_guard const guard(mutex_);
-  return meeting(ptr, 1);
-}
-
-std::optional<PageLocks::Range> PageLocks::meeting(Address ptr, std::uint64_t size) const {
-  Address const last = ptr + (size - 1);
   for (std::size_t width = held_.size(); width-- > 0;) {
     Held const& held = held_[width];
     std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // largest size
     std::optional<Range> largest;
-    for (auto next = held.upper_bound(Range{last, ~std::uint64_t{0}}); next != held.begin();) {
+    for (auto next = held.upper_bound(Range{ptr, ~std::uint64_t{0}}); next != held.begin();) {
       Range const& range = *--next;
-      std::uint64_t const offset = ptr - std::min(ptr, range.start);
+      std::uint64_t const offset = ptr - range.start;
       if (offset >= reach) break;
       if (offset < range.size && (!largest || range.size > largest->size)) largest = range;
     }
@@ -280,17 +275,7 @@ std::optional<bool> PageLocks::try_invalidate(Address ptr, std::uint64_t size) n
 
 /// Unlocks the pages beforehand: a refused call would leave them locked forever, and a move would lock them elsewhere.
 void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
-  Address const end = ptr + size;
-  Pages pages{ptr & -page, ((end - 1) & -page) + page};
-  // If only part of a page goes, another range may hold the rest.
-  auto const stays = [&](Address at) {
-    Address const from = std::max(ptr, at), to = std::min(end, at + page);
-    std::lock_guard const guard(mutex_);
-    return to - from < page && !(next_run(at, at + page, exactly(1)) && meeting(from, to - from));
-  };
-  if (stays(pages.start)) pages.start += page;
-  if (pages.start < pages.end && stays(pages.end - page)) pages.end -= page;
-  each_run(pages, locked, [](Pages run) {
+  each_run({ptr, ptr + size}, locked, [](Pages run) {
     munlock(reinterpret_cast<void*>(run.start), run.end - run.start);
     return 0;
   });

@@ -94,8 +94,6 @@ class PageLocks : private InvalidationListener {
   template <class Wanted>
   std::optional<Pages> next_run(Address from, Address end, Wanted&& wanted) const;
   Held::node_type take(Address ptr);
-  /// The largest locked range that overlaps [ptr, ptr + size).
-  std::optional<Range> meeting(Address ptr, std::uint64_t size) const;
 
   /// Calls `act` with each run of pages whose number of locks satisfies `wanted`, until `act` returns a code that is
   /// not 0. Returns that code, or 0.
