@@ -37,16 +37,16 @@ Pool::Block* Pool::take(std::size_t device, std::uint64_t size, Dependencies con
   if (Block* const block = take_free(device, size, before)) return block;
   poll();
   for (;;) {  // other threads may take what this one has given back
-    std::uint64_t const ended = ends();
+    std::uint64_t const gone = gone_so_far();
     if (Block* const block = take_free(device, size, before)) return block;
     if (reserve(size)) return grow(device, size);
-    if (size > most_ || !make_room(most_ - size, ended)) return nullptr;
+    if (size > most_ || !make_room(most_ - size, gone)) return nullptr;
   }
 }
 
-/// Give memory back until at most `upto` bytes are reserved; whether some was, by this thread or since `ended` by another.
-bool Pool::make_room(std::uint64_t upto, std::uint64_t ended) {
-  return release(upto, nullptr) || wait_for_an_end(ended);
+/// Give memory back until at most `upto` bytes are reserved; whether any was, by this thread or, since `gone`, by another.
+bool Pool::make_room(std::uint64_t upto, std::uint64_t gone) {
+  return release(upto, nullptr) || wait_for_others(gone);
 }
 
 /// Make room for new memory; false if that would exceed the limit.
@@ -88,11 +88,11 @@ Pool::Block* Pool::grow(std::size_t device, std::uint64_t size) {
 /// Ask the source, again while memory could be given back after a refusal.
 Pool::Memory Pool::allocate(std::size_t device, std::uint64_t size) {
   for (;;) {
-    std::uint64_t const ended = ends();
+    std::uint64_t const gone = gone_so_far();
     try {
       return source_->allocate(device, size);
     } catch (std::exception const&) {
-      if (!make_room(0, ended)) throw;
+      if (!make_room(0, gone)) throw;
     }
   }
 }
@@ -192,13 +192,13 @@ std::exception_ptr Pool::give_back(Claim claimed, std::vector<Claim>& refused) {
     std::lock_guard const state(state_);
     if (error == nullptr || gone) {
       devices_[claimed.device]->remove(claimed.block);
+      ++gone_;
     } else {
       figures_.reserved += claimed.block->size;
       refused.push_back(claimed);
     }
     --leaving_;
-    ++ends_;
-    one_ended_.notify_all();
+    one_left_.notify_all();
   };
   try {
     source_->free(claimed.device, claimed.block->start, gone);
@@ -213,16 +213,16 @@ std::exception_ptr Pool::give_back(Claim claimed, std::vector<Claim>& refused) {
   return error;
 }
 
-std::uint64_t Pool::ends() {
+std::uint64_t Pool::gone_so_far() {
   std::lock_guard const state(state_);
-  return ends_;
+  return gone_;
 }
 
-/// Whether memory has been given back, or refused, since `ends` was `ended`; waits while threads are giving some back.
-bool Pool::wait_for_an_end(std::uint64_t ended) {
+/// Whether memory has gone back since `gone_so_far` was `gone`; waits while threads are giving some back.
+bool Pool::wait_for_others(std::uint64_t gone) {
   std::unique_lock state(state_);
-  one_ended_.wait(state, [&] { return ends_ != ended || leaving_ == 0; });
-  return ends_ != ended;
+  one_left_.wait(state, [&] { return gone_ != gone || leaving_ == 0; });
+  return gone_ != gone;
 }
 
 void Pool::trim(std::uint64_t upto) {
@@ -251,7 +251,7 @@ Pool::Left Pool::close(Meanwhile meanwhile) {
     trim(0);
     {
       std::unique_lock state(state_);  // what the source refuses other threads comes back
-      one_ended_.wait(state, [&] { return leaving_ == 0; });
+      one_left_.wait(state, [&] { return leaving_ == 0; });
     }
     Left const left{0, figures().reserved};
     set_closed(left.pending == 0);

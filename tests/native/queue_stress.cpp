@@ -280,6 +280,31 @@ void a_pool_that_is_full(std::chrono::duration<double> time) {
   pool.close();
 }
 
+/// A source that neither gives nor takes any more ends each call, instead of being asked for ever.
+void a_source_that_refuses_everything() {
+  class Stubborn final : public Pool::Source {
+   public:
+    Pool::Memory allocate(std::size_t, std::uint64_t) override {
+      if (given_++ != 0) throw VendorError({"allocate", 2, "full", ""});
+      return {1 << 20, 1 << 20};
+    }
+    void free(std::size_t, Address, bool&) override { throw VendorError({"free", 7, "refused", ""}); }
+
+   private:
+    int given_ = 0;
+  };
+  for (std::uint64_t const most : {std::uint64_t{1024}, Pool::unlimited}) {
+    Pool pool(std::make_unique<Stubborn>(), 1, most, Pool::unlimited);
+    pool.free(0, pool.take(0, 512, {}));
+    try {
+      expect(pool.take(0, 1024, {}) == nullptr && most == 1024, "memory from nowhere");
+    } catch (VendorError const&) {
+      expect(most == Pool::unlimited, "refused by a source that was not to be asked");
+    }
+    expect(pool.figures().reserved == 512 && pool.figures().used == 0, "a pool counts wrong");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -287,6 +312,7 @@ int main(int count, char** arguments) {
   unsigned const seed = count > 2 ? static_cast<unsigned>(std::atoi(arguments[2])) : 1;
   VendorDevice& device = vendor_device("host:0");
   writes_that_are_pending(seed);
+  a_source_that_refuses_everything();
   a_pool_that_is_full(std::chrono::duration<double>(seconds / 4));
   {
     Queues queues;
