@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
+from io import FileIO
 
 _CAP_IPC_LOCK = 1 << 14
 
@@ -30,9 +30,6 @@ def _in_first_user_namespace() -> bool:
 
 
 def _read(path: str) -> bytes:
-    # A lock of a small buffer reads both files: a file object would take most of its time.
-    file = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(file, 1 << 16)
-    finally:
-        os.close(file)
+    # A lock of a small buffer reads both files: a buffered one would take most of its time.
+    with FileIO(path) as file:
+        return file.read(1 << 16)
