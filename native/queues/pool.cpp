@@ -37,16 +37,17 @@ Pool::Block* Pool::take(std::size_t device, std::uint64_t size, Dependencies con
   if (Block* const block = take_free(device, size, before)) return block;
   poll();
   for (;;) {  // other threads may take what this one has given back
-    std::uint64_t const gone = gone_so_far();
+    std::uint64_t const earlier = given_back();
     if (Block* const block = take_free(device, size, before)) return block;
     if (reserve(size)) return grow(device, size);
-    if (size > most_ || !make_room(most_ - size, gone)) return nullptr;
+    if (size > most_ || !make_room(most_ - size, earlier)) return nullptr;
   }
 }
 
-/// Give memory back until at most `upto` bytes are reserved; whether any was, by this thread or, since `gone`, by another.
-bool Pool::make_room(std::uint64_t upto, std::uint64_t gone) {
-  return release(upto, nullptr) || wait_for_others(gone);
+/// Give memory back until at most `upto` bytes are reserved; whether any was, also by another thread since `given_back` was
+/// `earlier`.
+bool Pool::make_room(std::uint64_t upto, std::uint64_t earlier) {
+  return release(upto, nullptr) || wait_for_others(earlier);
 }
 
 /// Make room for new memory; false if that would exceed the limit.
@@ -88,11 +89,11 @@ Pool::Block* Pool::grow(std::size_t device, std::uint64_t size) {
 /// Ask the source, again while memory could be given back after a refusal.
 Pool::Memory Pool::allocate(std::size_t device, std::uint64_t size) {
   for (;;) {
-    std::uint64_t const gone = gone_so_far();
+    std::uint64_t const earlier = given_back();
     try {
       return source_->allocate(device, size);
     } catch (std::exception const&) {
-      if (!make_room(0, gone)) throw;
+      if (!make_room(0, earlier)) throw;
     }
   }
 }
@@ -192,7 +193,7 @@ std::exception_ptr Pool::give_back(Claim claimed, std::vector<Claim>& refused) {
     std::lock_guard const state(state_);
     if (error == nullptr || gone) {
       devices_[claimed.device]->remove(claimed.block);
-      ++gone_;
+      ++given_back_;
     } else {
       figures_.reserved += claimed.block->size;
       refused.push_back(claimed);
@@ -213,16 +214,16 @@ std::exception_ptr Pool::give_back(Claim claimed, std::vector<Claim>& refused) {
   return error;
 }
 
-std::uint64_t Pool::gone_so_far() {
+std::uint64_t Pool::given_back() {
   std::lock_guard const state(state_);
-  return gone_;
+  return given_back_;
 }
 
-/// Whether memory has gone back since `gone_so_far` was `gone`; waits while threads are giving some back.
-bool Pool::wait_for_others(std::uint64_t gone) {
+/// Whether memory has been given back since `given_back` was `earlier`; waits while threads are giving some back.
+bool Pool::wait_for_others(std::uint64_t earlier) {
   std::unique_lock state(state_);
-  one_left_.wait(state, [&] { return gone_ != gone || leaving_ == 0; });
-  return gone_ != gone;
+  one_left_.wait(state, [&] { return given_back_ != earlier || leaving_ == 0; });
+  return given_back_ != earlier;
 }
 
 void Pool::trim(std::uint64_t upto) {

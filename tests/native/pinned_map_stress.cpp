@@ -115,7 +115,7 @@ class Vendor : public pinning::Locker {
     attend(ptr);
     std::lock_guard const guard(interpreter);
     auto const found = locked_.find(ptr);
-    if (found == locked_.end()) fail("the vendor was asked to unlock what it has not locked");
+    if (found == locked_.end()) fail("the vendor was asked to unlock memory that is not locked");
     expect(found->second.by == device, "another device was asked to unlock than has locked");
     if (refuse()) throw Refused("unlock");
     locked_.erase(found);

@@ -89,12 +89,12 @@ class Pool {
   bool reserve(std::uint64_t size);
   Block* grow(std::size_t device, std::uint64_t size);
   Memory allocate(std::size_t device, std::uint64_t size);
-  bool make_room(std::uint64_t upto, std::uint64_t gone);
+  bool make_room(std::uint64_t upto, std::uint64_t earlier);
   bool release(std::uint64_t upto, std::exception_ptr* refusal);
   std::optional<Claim> claim_idle(std::uint64_t upto, std::vector<Claim>& refused);
   void note_high() noexcept { figures_.used_high = std::max(figures_.used_high, figures_.used); }
-  std::uint64_t gone_so_far();
-  bool wait_for_others(std::uint64_t gone);
+  std::uint64_t given_back();
+  bool wait_for_others(std::uint64_t earlier);
   std::exception_ptr give_back(Claim claimed, std::vector<Claim>& refused);
 
   std::unique_ptr<Source> const source_;
@@ -105,7 +105,7 @@ class Pool {
   Figures figures_;                               // (state_) `used_high` as of the last free
   std::uint64_t growing_ = 0;                     // (state_) bytes that the source is asked for
   std::size_t leaving_ = 0;                       // (state_) segments that threads are giving back
-  std::uint64_t gone_ = 0;                        // (state_) segments that went back; not those that the source refused
+  std::uint64_t given_back_ = 0;                  // (state_) segments so far; not those that the source refused
   std::condition_variable one_left_;              // or has been refused
   std::atomic<bool> closed_ = false;              // set with state_
 };
