@@ -138,12 +138,13 @@ def collect() -> None:
             del owners[key]
 
 
-cdef void give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
-    """Give one region back; if the vendor refuses, the next `collect` tries again."""
+cdef bint give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
+    """Give one region back; return whether the vendor refused. The next `collect` tries again."""
     try:
         pinned_map.give_back(start)
     except Exception:
-        pass
+        return True
+    return False
 
 
 def clear_up() -> None:
@@ -154,22 +155,29 @@ def clear_up() -> None:
     collect()
 
 
-def unlocks() -> int:
-    """How many unlocks have ended: read it before looking for room, and pass it to `give_way`."""
-    return budget.ended()
+def changes(device: object) -> int:
+    """How often what is locked or cached for a device has changed: read it before looking for room, for `give_way`."""
+    cdef PinnedMap pinned_map
+    cdef uint64_t count = budget.ended()
+    for pinned_map in _maps:
+        if pinned_map.device is device:
+            count += pinned_map.map.changes()
+    return count
 
 
-def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
+def give_way(device: object, uint64_t needed, before: int) -> bool:
     """Give back the least recently used region cached for a device, if at least `needed` bytes are cached there.
 
-    Otherwise wait for an unlock in progress in another thread. Return whether there may be more room now.
+    Otherwise wait for an unlock in progress in another thread. Return whether there may be more room now, or might have
+    been: regions are not looked at all at once, so if any has changed since `before`, the caller looks again.
     """
     cdef PinnedMap pinned_map
     cdef CPinnedMap* map
     cdef vector[CRegion] regions
     cdef CRegion region
     cdef list cached = []
-    cdef uint64_t most = NO_LIMIT
+    cdef uint64_t unlocks, most = NO_LIMIT
+    cdef bint refused = False
     cdef cbool ended
     for pinned_map in _maps:
         if pinned_map.device is not device or not pinned_map.map.has_idle():
@@ -180,10 +188,13 @@ def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
         cached += [(region.serial, region.start, region.size, pinned_map) for region in regions if region.idle]
     if sum([size for _, _, size, _ in cached]) >= needed:
         for _, start, _, pinned_map in sorted(cached):  # no two serials are equal
-            give_back_one(pinned_map, start)
-            if not pinned_map.map.serial_at(start):  # otherwise the vendor has refused
+            refused |= give_back_one(pinned_map, start)
+            if not pinned_map.map.serial_at(start):
                 collect()
                 return True
+    unlocks = budget.ended()
+    if not refused and changes(device) != before:
+        return True
     with nogil:
         ended = budget.wait_for_an_end(unlocks)
     return ended

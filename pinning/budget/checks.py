@@ -14,6 +14,7 @@ from pinning.plugin import Device, LockLimit
 # A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
 WORTH_A_LOOK = 16 << 20
+MOST_LOOKS = 64  # at a limit while other threads lock and unlock; a lock that does not fit must end
 
 
 def check_room(size: int, device: Device, resident: bool) -> None:
@@ -50,9 +51,11 @@ def _check_memory(size: int) -> None:
 def _check_limit(size: int, device: Device) -> None:
     # isinstance(device, LimitedDevice) would take 20 us.
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    if lock_limit is None:
+        return
     cleared = False
-    while lock_limit:
-        unlocks = cache.unlocks()
+    for look in range(MOST_LOOKS):
+        changes = cache.changes(device)
         lock = lock_limit()
         if lock is None:
             return
@@ -60,6 +63,6 @@ def _check_limit(size: int, device: Device) -> None:
         if size > room.free and not cleared:
             cleared = True
             cache.clear_up()
-        elif size <= room.free or not cache.give_way(device, size - room.free, unlocks):
+        elif size <= room.free or not cache.give_way(device, size - room.free, changes) or look == MOST_LOOKS - 1:
             check(size, room)
             return
