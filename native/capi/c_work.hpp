@@ -77,7 +77,8 @@ class RowsWork {
 
   Span host_span() const noexcept { return rows_.host_span(direction_); }
   void look(PinnedMap& map, Queue& queue, Events const& after) {
-    direction_ = direction_of(map, queue.first().device(), rows_.dst_span(), rows_.src_span());
+    MemoryRanges ranges(map, queue.first().device());
+    direction_ = direction_of(ranges, rows_.dst_span(), rows_.src_span());
     in_turn_ = direction_ == Direction::to_device && queue.first().queue().reads_early() &&
                queue.may_write(rows_.src_span(), after);
   }

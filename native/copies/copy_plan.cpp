@@ -58,8 +58,7 @@ CopyPlan plan_host_end(MemoryRanges& ranges, CopyRequest const& request, bool st
 
 }  // namespace
 
-Direction direction_of(PinnedMap& map, VendorDevice& device, Span dst, Span src) {
-  MemoryRanges ranges(map, device);
+Direction direction_of(MemoryRanges& ranges, Span dst, Span src) {
   bool const dst_device = is_device(ranges, "dst", dst), src_device = is_device(ranges, "src", src);
   return dst_device && src_device ? Direction::on_device
          : dst_device             ? Direction::to_device
@@ -72,7 +71,8 @@ CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Addres
     if (ptr != 0 && size != 0 && ptr <= end_of_memory - size) continue;
     throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is not a range of memory");
   }
-  return {dst, src, size, direction_of(map, device, {dst, dst + size}, {src, src + size})};
+  MemoryRanges ranges(map, device);
+  return {dst, src, size, direction_of(ranges, {dst, dst + size}, {src, src + size})};
 }
 
 CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits) {

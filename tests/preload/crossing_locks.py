@@ -14,6 +14,7 @@ import pinning
 
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
+cuda.cuMemcpy.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
 cuda.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
 PRIMARY = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0
@@ -30,6 +31,9 @@ for size in (40_000, 8 << 20):
                 codes = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
                 codes += cuda.cuMemcpyDtoHAsync_v2(back.ctypes.data, memory.ptr, size, None)
                 assert codes == 0, codes
+                assert (back == array).all()
+                back[:] = 0
+                assert cuda.cuMemcpy(back.ctypes.data, array.ctypes.data, size) == 0
                 assert (back == array).all()
                 cuda.standin_configure(b"fail=cuStreamSynchronize:1:719")
                 code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)

@@ -63,7 +63,7 @@ struct CopyRequest {
 
 /// Find out where two ranges are, each in host or in device memory. Throws InvalidRange for a range that runs past the
 /// end of an allocation of the device, or what the vendor throws.
-PINNING_API Direction direction_of(PinnedMap& map, VendorDevice& device, Span dst, Span src);
+PINNING_API Direction direction_of(MemoryRanges& ranges, Span dst, Span src);
 /// The same for a copy. Throws InvalidRange for an invalid range, too.
 PINNING_API CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size);
 

@@ -40,7 +40,7 @@ class MemoryRanges {
   MemoryRanges(PinnedMap& map, VendorDevice& device) : map_(map), device_(device) {}
   MemoryRanges(MemoryRanges const&) = delete;
   /// Release the holds. A destructor cannot report a vendor's refusal: the region then stays, and `unlock` can try.
-  ~MemoryRanges();
+  PINNING_API ~MemoryRanges();
 
   /// The range around `ptr`; bytes from `limit` on do not matter. The vendor is queried once for each range that the
   /// map does not know. Throws what the vendor throws.

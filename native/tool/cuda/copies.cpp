@@ -15,13 +15,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <pinning/copy_plan.hpp>
 #include <pinning/process.hpp>
 #include <pinning/shared_map.hpp>
-#include <pinning/staging.hpp>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "../../base/spin_time.hpp"
@@ -37,8 +39,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t ring_bytes_of_context = 256 << 20;
-/// A range is checked for memory pinned by others at both ends and at this distance in between.
-constexpr std::uint64_t probe_every = 4 << 20;
 /// Shorter rows are left to the driver.
 constexpr std::uint64_t least_row = 64 << 10;
 /// Pinned blocks take 20 ms to allocate, so a context gets them only after copies of this many times the threshold.
@@ -49,35 +49,6 @@ constexpr unsigned most_failures = 3;
 constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us;
 /// The kernel prolongs a nap to about 100 us.
 constexpr unsigned naps_before_look = 200;
-
-enum class Memory : std::uint8_t { pageable, pinned, managed, device };
-
-Memory memory_at(Driver const& driver, Address address) noexcept {
-  constexpr int type_and_managed[] = {2, 8};  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED
-  int asked[2] = {type_and_managed[0], type_and_managed[1]};
-  std::uint64_t type = 0, managed = 0;
-  void* answers[] = {&type, &managed};
-  if (driver.cuPointerGetAttributes(2, asked, answers, address) != success || type == 0) return Memory::pageable;
-  if (managed != 0) return Memory::managed;
-  return type == 1 ? Memory::pinned : Memory::device;  // CU_MEMORYTYPE_HOST
-}
-
-/// Whether these bytes are in one allocation, without which the driver refuses to copy them. For memory that is mapped
-/// (cuMemMap) the driver names the reserved addresses, so a copy may go from one mapping into the next one.
-bool is_in_one_allocation(Driver const& driver, Address start, std::uint64_t size) noexcept {
-  int asked[] = {11, 12};  // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE
-  std::uint64_t first = 0, bytes = 0;
-  void* answers[] = {&first, &bytes};
-  if (driver.cuPointerGetAttributes(2, asked, answers, start) != success || start < first) return false;
-  return size <= bytes && start - first <= bytes - size;
-}
-
-/// Whether the driver may copy these bytes at once.
-bool is_of_one_kind(Driver const& driver, Address start, std::uint64_t size) noexcept {
-  Memory const kind = memory_at(driver, start);
-  return memory_at(driver, start + size - 1) == kind &&
-         (kind != Memory::device || is_in_one_allocation(driver, start, size));
-}
 
 /// During its lifetime, calls of this thread invalidate no capture.
 class BesideCaptures {
@@ -176,34 +147,63 @@ bool wait_until_over(Staged& staged, Driver const& driver, Request const& reques
   return true;
 }
 
+/// What this process has locked; and any device, because the driver knows an address without a context.
+struct Memory {
+  VendorDevice& device = vendor_device("cuda:0");
+  PinnedMap& map = map_of(device);
+
+  static PinnedMap& map_of(VendorDevice& device) {
+    pinning_map const& shared = shared_map(device);
+    if (shared.map == nullptr) throw std::bad_alloc();  // there was no memory for it in this forked child
+    return *shared.map;
+  }
+  bool is_of_device(Address ptr) {
+    auto const info = device.memory_info(ptr);
+    return info && info->kind == MemoryKind::device;
+  }
+};
+
+/// The planner's answer for a copy between memory of the host and of a device, or within the host; nothing for any other.
+/// Sets the direction. Throws InvalidRange for a range that is not of one allocation, or what the vendor throws.
+std::optional<CopyPlan> plan(Memory& memory, Request& request) {
+  using Toward = Request::Toward;
+  MemoryRanges ranges(memory.map, memory.device);
+  Span const dst{request.dst, request.dst + request.extent(request.dst_pitch)};
+  Span const src{request.src, request.src + request.extent(request.src_pitch)};
+  Direction const direction = direction_of(ranges, dst, src);
+  bool const to_device = direction == Direction::to_device, in_host = direction == Direction::in_host;
+  auto const& [host, other] = to_device ? std::pair(src, dst) : std::pair(dst, src);
+  if (!in_host) {
+    if ((!to_device && direction != Direction::to_host) || host.start == 0) return std::nullopt;
+    Toward const toward = to_device ? Toward::device : Toward::host;
+    if (request.toward != Toward::either && request.toward != toward) return std::nullopt;
+    request.toward = toward;
+    // Managed memory is left to the driver. The last of the addresses that it has reserved may not be mapped.
+    if (!memory.is_of_device(other.start) || !memory.is_of_device(other.end - 1)) return std::nullopt;
+  }
+  CopyLimits limits;
+  limits.stage_to_device = limits.stage_to_host = 1;
+  return plan_copy(ranges, {request.dst, request.src, host.end - host.start, direction}, true, limits);
+}
+
 /// Return `staged` if the copy is between large pageable memory and a device, otherwise why not. Sets the direction.
-Outcome could_be(Driver const& driver, Request& request) noexcept {
-  std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
-  Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
-  if (request.toward == Request::Toward::either) {
-    request.toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
+Outcome could_be(Request& request) noexcept {
+  try {
+    Memory memory;
+    auto const planned = plan(memory, request);
+    if (!planned || planned->reason == Reason::in_host) return Outcome::other_memory;
+    // A copy that begins in registered memory must not leave it; one that begins in pageable memory may cross borders.
+    if (planned->steps[0].path == CopyPath::direct) {
+      return planned->steps.size() == 1 ? Outcome::direct : Outcome::pinned_in_part;
+    }
+    if (request.height > 1 && request.width < least_row) return Outcome::small;
+    if (!settings.stages) return Outcome::off;
+    return planned->path == CopyPath::staged ? Outcome::staged : Outcome::one_processor;
+  } catch (InvalidRange const&) {
+    return Outcome::other_memory;
+  } catch (...) {
+    return Outcome::refused;
   }
-  bool const to_device = request.toward == Request::Toward::device;
-  Memory const host = to_device ? src : dst, device = to_device ? dst : src;
-  Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
-  std::uint64_t const host_size = to_device ? from : to, device_size = to_device ? to : from;
-  bool const of_host = host == Memory::pinned || (host == Memory::pageable && host_start != 0);
-  if (device != Memory::device || !of_host) return Outcome::other_memory;
-  Memory const last = memory_at(driver, host_start + host_size - 1);
-  if (host == Memory::pinned) return last == Memory::pinned ? Outcome::direct : Outcome::pinned_in_part;
-  if (last != Memory::pageable) return Outcome::pinned_in_part;
-  if (!is_in_one_allocation(driver, device_start, device_size)) return Outcome::other_memory;
-  // The last of the reserved addresses may not be mapped.
-  if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
-  if (request.height > 1 && request.width < least_row) return Outcome::small;
-  if (!settings.stages) return Outcome::off;
-  if (StagingLimits().threads < 2) return Outcome::one_processor;
-  std::uint64_t const pitch = to_device ? request.src_pitch : request.dst_pitch;
-  for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
-    if (request.height > 1 && at % pitch >= request.width) at += pitch - at % pitch;  // between two rows
-    if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
-  }
-  return Outcome::staged;
 }
 
 /// Requests that differ only in addresses and sizes, and are copied as one.
@@ -266,23 +266,6 @@ Outcome stage_group(Driver const& driver, Group const& group) {
   }
 }
 
-/// The borders inside the range of our own registrations and their pieces, idle ones included: the driver has them too.
-std::set<Address> borders(Address start, std::uint64_t size) {
-  std::set<Address> cuts;
-  for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
-    PinnedMap const* const map = shared_map(vendor_device("cuda:" + std::to_string(i))).map;
-    if (map == nullptr) continue;
-    for (Region const& region : map->overlapping(start, size, true)) {
-      Address const end = region.start + region.size;
-      for (Address piece = region.start; piece < end; piece += region.piece) cuts.insert(piece);
-      cuts.insert(end);
-    }
-  }
-  cuts.erase(cuts.begin(), cuts.upper_bound(start));
-  cuts.erase(cuts.lower_bound(start + size), cuts.end());
-  return cuts;
-}
-
 }  // namespace
 
 void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
@@ -299,7 +282,7 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
   if (tool::this_process.sandboxed) return each([](Request const&) { return Outcome::sandboxed; });
   if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
   if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });
-  each([&](Request& request) { return could_be(*driver, request); });
+  each(could_be);
   for (int kind = 0; kind < 4; ++kind) {
     auto const toward = (kind & 1) != 0 ? Request::Toward::device : Request::Toward::host;
     bool const early = (kind & 2) != 0;
@@ -319,39 +302,35 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
   }
 }
 
-bool split(Request const& request) noexcept {
+bool split(Request request) noexcept {
   tool::Uncancelled const uncancelled;
   Driver const* const driver = Driver::get();
   if (driver == nullptr || request.height > 1 || request.wraps()) return false;
   if (is_captured(*driver, request.stream)) return false;
+  auto* const stream = reinterpret_cast<void*>(request.stream);
   try {
-    bool const to_device = memory_at(*driver, request.dst) == Memory::device;
-    Address const host = to_device ? request.src : request.dst, other = to_device ? request.dst : request.src;
-    auto const cuts = borders(host, request.width);
-    if (cuts.empty()) return false;
-    std::vector<Address> ends(cuts.begin(), cuts.end());
-    ends.push_back(host + request.width);
-    // All is checked before anything is copied: a copy that the driver refuses for another reason writes nothing.
-    if (!is_of_one_kind(*driver, other, request.width)) return false;
-    Address at = host;
-    for (Address const end : ends) {
-      if (!is_of_one_kind(*driver, at, end - at)) return false;
-      at = end;
+    Memory memory;
+    auto const has_ours = [&](Address ptr) { return memory.map.has_any(ptr, request.width); };
+    if (!has_ours(request.dst) && !has_ours(request.src)) return false;
+    // All is planned before anything is copied: a copy that the driver refuses for another reason writes nothing.
+    auto const planned = plan(memory, request);
+    if (!planned) return false;
+    if (planned->reason == Reason::in_host) {
+      if (driver->cuStreamSynchronize(stream) != success) return false;
+      std::memmove(reinterpret_cast<void*>(request.dst), reinterpret_cast<void const*>(request.src), request.width);
+      return true;
     }
+    if (planned->steps.size() == 1) return false;
     int code = success;
-    at = host;
-    for (Address const end : ends) {
+    for (CopyStep const& step : planned->steps) {
       Request part = request;
-      part.dst += at - host, part.src += at - host, part.width = end - at;
+      part.dst = step.dst, part.src = step.src, part.width = step.size;
       auto outcome = part.width < settings.min_bytes ? Outcome::small : Outcome::staged;
       stage({&part, 1}, &outcome);
-      if (outcome != Outcome::staged) {
-        code = driver->cuMemcpyAsync(part.dst, part.src, part.width, reinterpret_cast<void*>(part.stream));
-      }
+      if (outcome != Outcome::staged) code = driver->cuMemcpyAsync(part.dst, part.src, part.width, stream);
       if (code != success) break;
-      at = end;
     }
-    int const ended = driver->cuStreamSynchronize(reinterpret_cast<void*>(request.stream));
+    int const ended = driver->cuStreamSynchronize(stream);
     return code == success && ended == success;
   } catch (...) {
     return false;

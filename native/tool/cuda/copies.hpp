@@ -41,8 +41,8 @@ enum class Outcome : std::uint8_t {
   small,
   off,            // PINNING_COPIES
   captured,       // its stream is under capture
-  other_memory,   // not between pageable memory and a device
-  pinned_in_part,
+  other_memory,   // not between the host's memory and a device's
+  pinned_in_part,  // it begins in pinned memory and leaves it
   few,            // not enough has been copied yet for pinned memory to be worth it
   no_room,        // no pinned memory is available
   refused,        // the driver refused a part of it
@@ -61,6 +61,6 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept;
 
 /// Repeat in parts a copy that the driver has refused, if it crosses the border of a lock of our own, unknown to the
 /// program. False if that is not the reason.
-bool split(Request const& request) noexcept;
+bool split(Request request) noexcept;
 
 }  // namespace pinning::tool::cuda

@@ -15,7 +15,6 @@ void keep_library_of(void* function) noexcept;
 
 // FUNCTION(name, arguments...): the functions used here. In each, the null stream is the legacy default stream.
 #define PINNING_PRELOAD_FUNCTIONS(FUNCTION)                                      \
-  FUNCTION(cuPointerGetAttributes, unsigned, int*, void**, unsigned long long)   \
   FUNCTION(cuCtxGetCurrent, void**)                                              \
   FUNCTION(cuCtxGetId, void*, unsigned long long*)                               \
   FUNCTION(cuStreamGetCtx, void*, void**)                                        \
