@@ -57,7 +57,7 @@ class ArenaMachine(RuleBasedStateMachine):
             return start + -(start - growth) % self.unit
         return start + -(self.arena.ptr + start) % (alignment or 64)
 
-    @rule(size=sizes, alignment=st.sampled_from([None, 1, 2, 64, 1024, 8192]))
+    @rule(size=sizes | st.integers(1, 100), alignment=st.sampled_from([None, 1, 2, 64, 1024, 8192]))
     def allocate(self, size: int, alignment: int | None) -> None:
         fits = any(self.first_fit(low, growth, alignment) + size <= high for low, high, growth in self.free_ranges())
         before = self.arena.nbytes

@@ -196,6 +196,7 @@ def test_all_are_killed(name: str, device: FakeDevice) -> None:
     with Arena(SIZE, device, name=name, create=False) as arena:  # takes over what is left
         assert not arena.made
         assert (arena.asarray() == 3).all()
+        Other(name, then="assert not arena.made").end()
     Other(name, then="arena.asarray()[:] = 3").kill()
     with Arena(2 * SIZE, device, name=name) as arena:  # begins anew
         assert arena.made

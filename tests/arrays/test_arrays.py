@@ -1054,6 +1054,9 @@ def test_another_librarys_array_is_taken_where_it_is(far: FarDevice) -> None:
     fields = Foreign(shape=(0,), typestr="|V12", descr=[("a", "<i4"), ("b", "<f8")], data=(0, True), strides=None)
     empty = arrays.as_device_array(fields, device=far)
     assert (empty.dtype, empty.device_ptr) == (numpy.dtype([("a", "<i4"), ("b", "<f8")]), 0)
+    for data, strides in (((0, True), (32, 8)), ((0, False), (-8, 24))):  # as a view of no rows may have
+        none = Foreign(shape=(0, 4), typestr="<f8", data=data, strides=strides)
+        assert arrays.as_device_array(none, device=far).shape == (0, 4)
     with pytest.raises(PinningError, match="mask"):
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(1, False), mask=3), device=far)
     with pytest.raises(InvalidRangeError, match="has no memory at"):

@@ -376,6 +376,21 @@ def test_unlock_during_a_copy_takes_effect_when_it_completes(device: FakeMemoryD
         device.let_go()
 
 
+def test_a_vendor_that_refuses_to_unlock_after_a_copy_keeps_that_lock_alone(device: FakeMemoryDevice) -> None:
+    device.held = True
+    array = numpy.zeros(4 * SIZE, numpy.uint8)
+    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
+        with pinning.lock(array[:SIZE], device=device), pinning.lock(array[2 * SIZE :], device=device):
+            copy = pinning.copy_async(there, array, queue=queue)
+        device.fail(VendorError("fakeUnregister", 1, "FAKE_REFUSED"))
+        run(device, copy.done)
+        run(device, queue.poll)
+        assert len(device.locked) == 1
+        (left,) = pinning.pinned_map(device)
+        pinning.pinned_map(device).unlock(left.start)
+        device.let_go()
+
+
 def test_a_copy_waits_for_events(device: FakeMemoryDevice) -> None:
     device.held = True
     with pinning.Queue(device) as one, pinning.Queue(device) as other, pinning.alloc(100, device=device) as there:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pinning
+from fake_memory import FakeMemoryDevice
 from file_copies import descriptors_of
 from noise import noise
 from pinning.files import header as headers
@@ -475,19 +476,24 @@ def test_where_a_link_points_to(tmp_path: Path) -> None:
     assert (load(tmp_path / "a")["a"] == numpy.arange(3)).all()
 
 
-def test_work_that_is_pending_for_a_tensor_is_saved(tmp_path: Path) -> None:
-    """Also for memory of the device `host`, after a tensor that needs no wait for a device."""
-    source = noise(1000)
-    there = pinning.arrays.to_device(numpy.zeros_like(source), device="host:0")
-    with pinning.Queue("host:0") as queue:
-        begun = threading.Event()
+def test_work_that_is_pending_for_tensors_is_saved(tmp_path: Path) -> None:
+    """Of several devices, `host` among them, after a tensor that needs no wait for a device."""
+    source, fake = noise(1000), FakeMemoryDevice(held=False)
+    there = [pinning.arrays.device_array(1000, "u1", device=device) for device in ("host:0", fake)]
+    begun = threading.Event()
+    fake.held = True
+    with pinning.Queue("host:0") as queue, pinning.Queue(fake) as held:
+        fake.held = False  # but for this queue
         queue.call(lambda: begun.wait(60))
-        pinning.copy_async(there, source, queue=queue)
-        timer = threading.Timer(0.2, begun.set)
-        timer.start()
-        pinning.save_file({"a": numpy.zeros(3), "b": there}, tmp_path / "a")
-        timer.join()
-    assert (load(tmp_path / "a")["b"] == source).all()
+        for array, its_queue in zip(there, (queue, held), strict=True):
+            pinning.copy_async(array.device_ptr, source, 1000, its_queue)
+        timers = [threading.Timer(0.2, begun.set), threading.Timer(0.5, fake.release)]
+        for timer in timers:
+            timer.start()
+        pinning.save_file({"a": numpy.zeros(3), **dict(zip("bc", there, strict=True))}, tmp_path / "a")
+        for timer in timers:
+            timer.join()
+    assert all((load(tmp_path / "a")[name] == source).all() for name in "bc")
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -370,6 +370,18 @@ def test_memory_that_someone_freed_behind_our_back(fake: FakeMemoryDevice) -> No
     fake.free(base)
 
 
+def test_two_devices_may_have_memory_at_the_same_address(fake: FakeMemoryDevice) -> None:
+    other = FakeMemoryDevice("fake:1", held=False)
+    memory = pinning.alloc(4096, device=fake)
+    other.allocate, other.free = lambda size, kind=DEVICE: memory.ptr, lambda ptr, kind=DEVICE: None  # type: ignore
+    theirs = pinning.alloc(4096, device=other)
+    theirs.free()
+    info = pinning.memory_info(memory.ptr)
+    assert info is not None and info.device is fake
+    memory.free()
+    assert pinning.memory_info(theirs.ptr) is None
+
+
 def test_memory_in_use_by_a_queue(fake: FakeMemoryDevice) -> None:
     target = np.zeros(100, np.uint8)
     with pinning.Queue(fake) as queue, pinning.alloc(100, device=fake) as memory:

@@ -11,12 +11,12 @@ import ctypes
 from contextlib import suppress
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pinning
 from fake_memory import FakeMemoryDevice
+from machine_steps import steps
 from pinning import Context, Pool, PoolLimitError, VendorError
 from pinning.queues import Queue, pending
 
@@ -316,7 +316,5 @@ class PoolMachine(RuleBasedStateMachine):
                 assert (info.base, info.size, info.pool, info.context) == (ptr, size, self.pool, self.context)
 
 
-PoolMachine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+PoolMachine.TestCase.settings = steps(8000)
 TestPool = PoolMachine.TestCase
