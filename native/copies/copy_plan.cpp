@@ -142,13 +142,4 @@ void PlannedCopy::copy_in_turns(VendorQueue& queue, CopyStep const& step) {
   }
 }
 
-std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,
-                                         CopyRequest const& request, CopyLimits const& limits) {
-  return resubmitted(map, request.host(), request.size, [&] {
-    auto copy = std::make_unique<PlannedCopy>(map, device, request, queue.waits_for_values(), limits);
-    copy->submit(queue);
-    return copy;
-  });
-}
-
 }  // namespace pinning

@@ -158,9 +158,4 @@ auto resubmitted(PinnedMap& map, Address ptr, std::uint64_t size, Attempt&& atte
   return attempt();
 }
 
-/// Plan a copy and submit it. Keep it until the queue's work is complete. Throws what the vendor throws; everything
-/// submitted is then complete.
-PINNING_API std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,
-                                                     CopyRequest const& request, CopyLimits const& limits = {});
-
 }  // namespace pinning
