@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,3 +165,21 @@ def test_the_end_of_a_queue_is_that_of_all_its_copies(
         end(queue)
         assert (hosts[0][-PAGE:] == expected[-PAGE:]).all()  # what arrives last
         assert all((host == expected[: host.size]).all() for host in hosts)
+
+
+def test_after_an_error_a_queue_out_of_order_waits_for_its_other_copies(
+    queue: NativeQueue, stream: int, gpu: Any, standin: StandIn
+) -> None:
+    expected, hosts = noise(BUSY), [on_pages(BUSY) for _ in range(2)]
+    with two_blocks(gpu, BUSY) as (there, _), pinning.locked(*hosts, device=gpu), c_api.Queue(gpu.name, stream) as held:
+        held.copy(there, expected.ctypes.data, BUSY).wait()
+        with c_api.Queue(gpu.name, ordered=False) as several, HeldQueue(queue) as hold:
+            later = held.record()
+            for host in hosts:  # each in a stream of its own, because none of them begins yet
+                several.copy(host.ctypes.data, there, BUSY, wait_for=(later,))
+            standin.configure("fail=*:1:999")  # the question how far the first is
+            threading.Timer(0.1, hold.release).start()
+            with pytest.raises(c_api.StatusError):
+                several.synchronize()
+            standin.configure()
+            assert (hosts[1] == expected).all()
