@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy
 import pytest
 from captures import Graph
+from graph_cases import ended
 
 import c_api
 import pinning
@@ -135,7 +136,7 @@ def test_behind_each_piece_of_a_large_locked_copy_other_queues_have_their_turn(
             pinning.copy_async(*ends, queue=queue)
             assert len(standin.calls("cuMemcpyAsync")) == 1
             assert not standin.calls("cuStreamWaitValue32"), "a graph has one node for it"
-        graph.close()
+        ended(graph)
         with pinning.Queue("cuda:0"):
             for failed in ("cuStreamWaitValue32", "cuMemHostAlloc"):  # the copy itself needs neither
                 pinning.copies.trim_staging()
