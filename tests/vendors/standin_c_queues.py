@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
@@ -19,6 +20,7 @@ from noise import noise
 from pinning.conformance.holding import HeldQueue
 from pinning.copies import CopyPath
 from pinning.plugin.native import NativeQueue
+from standins.cases import only
 from standins.standin import StandIn
 
 BUSY = 32 << 20  # bytes that the queue copies first: what follows waits for that, unless it does not wait as it should
@@ -77,6 +79,21 @@ def test_what_another_queue_writes_is_read_after_its_event(
         assert written.done()
         c_queue.copy(back.ctypes.data, there, size).wait()
         assert (back == expected).all()
+
+
+@only("cuda", "hip")
+def test_each_thread_has_a_default_stream_of_its_own(standin: StandIn, gpu: Any) -> None:
+    locks, host, of_each_thread = c_api.Map(gpu.name), noise(PAGE), 2
+
+    def copy(dst: int) -> c_api.Copy:
+        return locks.copy_async(dst, host.ctypes.data, PAGE, of_each_thread)
+
+    with two_blocks(gpu, PAGE) as (there, other), pinning.lock(host, device=gpu), ThreadPoolExecutor(1) as elsewhere:
+        with HeldQueue(gpu.adopt_queue(of_each_thread)):
+            ours = copy(there)
+            elsewhere.submit(lambda: copy(other).wait()).result(60)
+            assert not ours.done()
+        ours.wait()
 
 
 def test_an_event_outlives_its_queue(queue: NativeQueue, stream: int, gpu: Any) -> None:

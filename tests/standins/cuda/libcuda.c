@@ -31,7 +31,7 @@ static int nvswitch;
 static _Atomic pid_t initialised_in;
 static struct CUctx_st {
     _Atomic int retained;
-    CUstream streams[2];  // the default streams
+    CUstream legacy;  // the default stream
     bool reaches[MAX_DEVICES];
     unsigned long long id;
 } primary[2 * MAX_DEVICES];  // and behind them, for each device, one that the program makes

@@ -54,6 +54,7 @@ static int holding_up;                   // calls that block all submissions
 static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held while a host function runs
 static struct capture *captures;
 static _Thread_local CUstreamCaptureMode capture_mode;  // of this thread; global at first
+static _Thread_local CUstream thread_defaults[2 * MAX_DEVICES];  // per-thread default streams, by context
 static void record(CUgraph graph, const struct work *work);
 
 static bool reached(uint32_t word, uint32_t value) { return (int32_t)(word - value) >= 0; }
@@ -96,7 +97,7 @@ static int gone_from(CUcontext context, bool counts) {
 
 static int gone(const struct CUstream_st *stream) { return lost ? lost : gone_from(stream->context, false); }
 
-static bool is_legacy(const struct CUstream_st *stream) { return stream->context && stream->context->streams[0] == stream; }
+static bool is_legacy(const struct CUstream_st *stream) { return stream->context && stream->context->legacy == stream; }
 static bool is_blocking(const struct CUstream_st *stream) { return !(stream->flags & CU_STREAM_NON_BLOCKING); }
 
 static bool has_turn(const struct CUstream_st *stream, const struct work *work) {
@@ -188,7 +189,7 @@ static CUresult beside_captures(const char *function) {
 static CUstream stream_of(CUstream handle, CUcontext current) {
     if ((uintptr_t)handle <= 2) {
         if (!current) return NULL;
-        CUstream *known = &current->streams[handle == CU_STREAM_PER_THREAD];
+        CUstream *known = handle == CU_STREAM_PER_THREAD ? &thread_defaults[current - primary] : &current->legacy;
         if (!*known) *known = start_stream(current, CU_STREAM_DEFAULT);
         return *known;
     }

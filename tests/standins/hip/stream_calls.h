@@ -16,9 +16,10 @@ static hipError_t leave(hipError_t code) {
 
 // Unlike the runtime's, default streams here do not wait for blocking streams.
 static hipStream_t stream_of(hipStream_t handle) {  // (mutex)
-    static hipStream_t defaults[MAX_DEVICES][2];
+    static hipStream_t defaults[MAX_DEVICES];
+    static _Thread_local hipStream_t thread_defaults[MAX_DEVICES];
     if (handle != NULL && handle != hipStreamPerThread) return is_stream(handle) ? handle : NULL;
-    hipStream_t *known = &defaults[current_device][handle == hipStreamPerThread];
+    hipStream_t *known = handle == hipStreamPerThread ? &thread_defaults[current_device] : &defaults[current_device];
     if (!*known) *known = start_stream(current_device, 0);
     return *known;
 }
