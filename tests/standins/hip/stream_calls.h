@@ -184,12 +184,30 @@ static const result SUCCESS = hipSuccess, INVALID_VALUE = hipErrorInvalidValue, 
                     NOT_READY = hipErrorNotReady;
 #include "../alike_calls.h"
 
-// ---- captures: there are none ----
+// ---- captures: of one stream at a time; nothing is recorded ----
 
+static hipStream_t captured;
+
+hipError_t hipStreamBeginCapture(hipStream_t stream, hipStreamCaptureMode mode) {
+    ENTER_WORKING("%p %d", (void *)stream, mode);
+    IN_STREAM(stream, found);
+    captured = found;
+    return leave(hipSuccess);
+}
+
+hipError_t hipStreamEndCapture(hipStream_t stream, hipGraph_t *pGraph) {
+    ENTER_WORKING("%p", (void *)stream);
+    pthread_mutex_lock(&mutex);
+    captured = NULL, *pGraph = NULL;
+    return leave(hipSuccess);
+}
+
+// Not logged.
 hipError_t hipStreamIsCapturing(hipStream_t stream, hipStreamCaptureStatus *pCaptureStatus) {
-    (void)stream;
-    *pCaptureStatus = hipStreamCaptureStatusNone;
-    return hipSuccess;
+    IN_STREAM(stream, found);
+    if (!stream && captured && !(captured->flags & hipStreamNonBlocking)) return leave(hipErrorStreamCaptureImplicit);
+    *pCaptureStatus = found == captured ? hipStreamCaptureStatusActive : hipStreamCaptureStatusNone;
+    return leave(hipSuccess);
 }
 
 hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode *mode) {

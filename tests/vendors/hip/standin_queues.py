@@ -97,6 +97,22 @@ def test_each_call_of_finding_out_about_values_fails(standin: StandIn) -> None:
     assert gpu.make_queue().waits_for_values  # nothing was concluded from the failures
 
 
+# ---- captures ----
+
+
+@pytest.mark.parametrize("handle", [2, 0], ids=["itself", "the default stream, which waits for it"])
+def test_nothing_is_submitted_to_a_stream_under_capture(standin: StandIn, handle: int) -> None:
+    runtime, of_this_thread, graph = ctypes.CDLL("libamdhip64.so"), ctypes.c_void_p(2), ctypes.c_void_p()
+    with pinning.alloc(4, device=GPU) as there, pinning.Queue.adopt(handle, GPU) as queue:
+        standin.configure()
+        assert runtime.hipStreamBeginCapture(of_this_thread, 0) == 0
+        with pytest.raises(pinning.GraphCaptureError):
+            pinning.fill_async(there, 1, queue=queue)
+        assert standin.calls("hipMemsetD8Async") == []
+        assert runtime.hipStreamEndCapture(of_this_thread, ctypes.byref(graph)) == 0
+        pinning.fill(there, 1, queue=queue)
+
+
 # ---- batches ----
 
 
