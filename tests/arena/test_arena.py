@@ -33,6 +33,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
+from pinning.arena import mapping
 from pinning.machine import numa
 from pinning.runtime.process import run_deferred
 
@@ -462,6 +463,12 @@ def test_addresses_that_are_not_to_be_had(device: FakeDevice) -> None:
 def test_what_cannot_be(device: FakeDevice, options: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Arena(SIZE, **{"devices": device, **options})  # type: ignore[arg-type]
+
+
+def test_huge_pages_that_others_have_reserved_are_not_free(tmp_path: Path) -> None:
+    figures = "HugePages_Total: 9\nHugePages_Free: 7\nHugePages_Rsvd: 4\nHugepagesize: 2048 kB\n"
+    (tmp_path / "meminfo").write_text(figures)
+    assert mapping._hugetlb_pool(tmp_path / "meminfo") == (9 << 21, 3 << 21)
 
 
 def test_huge_pages_that_nobody_has_set_aside(device: FakeDevice) -> None:

@@ -86,7 +86,11 @@ def test_the_same_in_order_queue_reuses_at_once_and_needs_no_event(device: FakeM
             queue.free(again)
         assert (device.events_made, pool.reserved) == (0, KIB)
         assert [step.method for step in device.queues[0].pending()] == ["mark"], "the vendor has heard of nothing"
+        again, usable = queue.alloc(KIB, pool=pool)
+        queue.free(again)
+        assert not usable.done()
         device.release()
+        assert usable.done()
 
 
 def test_an_out_of_order_queue_does_not_reuse_what_it_freed_itself(device: FakeMemoryDevice, pool: Pool) -> None:

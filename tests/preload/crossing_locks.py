@@ -7,10 +7,12 @@ Run by test_copies.py, on the stand-in and with the library loaded first. Prints
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy
 
 import pinning
+from pinning.conformance.holding import HeldQueue
 
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
@@ -20,10 +22,12 @@ PRIMARY = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(PRIMARY), 0) == 0
 assert cuda.cuCtxPushCurrent_v2(PRIMARY) == 0
+LEGACY = pinning.device("cuda:0").adopt_queue(1)  # type: ignore[attr-defined]
 
 for size in (40_000, 8 << 20):
     array = (numpy.arange(size) % 251).astype(numpy.uint8)
-    back = numpy.zeros_like(array)
+    contents, back = array.copy(), numpy.zeros_like(array)
+    clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _, array=array: array.fill(0))  # type: ignore[misc]
     with pinning.alloc(size, device="cuda:0") as memory:
         for first, last in ((0, 5000), (size // 2, size), (10_000, 20_000)):
             with pinning.lock(array[first:last], device="cuda:0"), pinning.lock(back[first:last], device="cuda:0"):
@@ -32,9 +36,12 @@ for size in (40_000, 8 << 20):
                 codes += cuda.cuMemcpyDtoHAsync_v2(back.ctypes.data, memory.ptr, size, None)
                 assert codes == 0, codes
                 assert (back == array).all()
-                back[:] = 0
-                assert cuda.cuMemcpy(back.ctypes.data, array.ctypes.data, size) == 0
-                assert (back == array).all()
+                with HeldQueue(LEGACY) as held:
+                    LEGACY.call(ctypes.cast(clear, ctypes.c_void_p).value, 0)  # `array`, before it is copied
+                    threading.Timer(0.05, held.release).start()
+                    assert cuda.cuMemcpy(back.ctypes.data, array.ctypes.data, size) == 0
+                assert not array.any() and (back == array).all()
+                array[:] = contents
                 cuda.standin_configure(b"fail=cuStreamSynchronize:1:719")
                 code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
                 assert size > 64 << 10 or code != 0, "its end has failed"

@@ -413,6 +413,7 @@ def test_nothing_is_staged_with_one_processor(run: Run) -> None:
         ("PINNING_COPIES_HUGE_PAGES", "x"),
         ("PINNING_COPIES_MIN_BYTES", "0"),
         ("PINNING_COPIES_MIN_BYTES", "x"),
+        ("PINNING_COPIES_MIN_BYTES", "99999999999TiB"),
     ],
 )
 def test_a_wrong_setting_is_told_and_nothing_is_staged(run: Run, variable: str, value: str) -> None:

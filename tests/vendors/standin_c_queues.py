@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -79,6 +80,25 @@ def test_what_another_queue_writes_is_read_after_its_event(
         assert written.done()
         c_queue.copy(back.ctypes.data, there, size).wait()
         assert (back == expected).all()
+
+
+@pytest.mark.parametrize("of_a_queue", [True, False])
+def test_what_the_program_itself_writes_in_its_stream_is_read_after_it(
+    queue: NativeQueue, stream: int, gpu: Any, of_a_queue: bool
+) -> None:
+    """By work that the library knows nothing of."""
+    size = 12 << 20
+    expected, host, back = noise(size), on_pages(size), numpy.zeros(size, numpy.uint8)
+    write = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: host.__setitem__(slice(None), expected))
+    locks = c_api.Map(gpu.name)
+    with two_blocks(gpu, size) as (there, _), c_api.Queue(gpu.name, stream) as adopted:
+        with HeldQueue(queue):
+            queue.call(ctypes.cast(write, ctypes.c_void_p).value or 0, 0)
+            ends = there, host.ctypes.data, size
+            copy = adopted.copy(*ends) if of_a_queue else locks.copy_async(*ends, stream)
+        copy.wait()
+        adopted.copy(back.ctypes.data, there, size).wait()
+    assert (back == expected).all()
 
 
 @only("cuda", "hip")

@@ -196,18 +196,21 @@ def test_wait_lists(case: Case, mode: str) -> None:
 def test_memory_stays_locked_and_alive_as_long_as_its_graph(case: Case) -> None:
     buffer = numpy.ones(PAGE, numpy.uint8)
     address = buffer.ctypes.data, buffer.nbytes
-    lock = pinning.lock(buffer, device=case.queue.device)
+    lock, other = pinning.lock(buffer, device=case.queue.device), pinning.alloc(PAGE, device=case.queue.device)
     with Graph(case.queue.handle, "thread_local") as graph:
         pinning.copy_async(case.memory, buffer, PAGE, queue=case.queue)
+        pinning.copy_async(other, buffer, PAGE, queue=case.queue)
     lock.unlock()
-    with pytest.raises(pinning.StillInUseError):
-        case.memory.free()
+    for memory in (case.memory, other):
+        with pytest.raises(pinning.StillInUseError):
+            memory.free()
     buffer[:] = 8
     del buffer, lock
     assert pinning.is_locked(address, device=case.queue.device)
     graph.launch()
     assert (case.on_device(PAGE) == 8).all()
     ended(graph)
+    other.free()
     assert not pinning.is_locked(address, device=case.queue.device)
 
 

@@ -214,6 +214,7 @@ def test_what_sleeps_is_neither_copied_nor_filled(
                 lambda to, size: pinning.copy(awake, to, size, queue=queue),
                 lambda to, size: pinning.copy_batch([to, awake], [host, host], [size, size], queue=queue),
                 lambda to, size: pinning.copy_2d(to, 10, host, 10, 10, 5, queue=queue),
+                lambda to, size: pinning.copy_2d(host, 20, to, 20, 10, 5, queue=queue),
                 lambda to, size: pinning.fill(to, 1, size, queue=queue),
             ):
                 for size in (10, MIB // 2):
