@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy
@@ -106,6 +108,21 @@ def test_what_is_locked_stays_so_until_the_batch_is_over(queue: pinning.Queue) -
     queue.synchronize()
     del copy
     assert not pinning.is_locked(array)
+
+
+def test_what_a_batch_uses_is_not_freed_meanwhile(queue: pinning.Queue) -> None:
+    with ExitStack() as stack:
+        memory = [stack.enter_context(pinning.alloc(100, device=queue.device)) for _ in range(3)]
+        gate = threading.Event()
+        queue.call(lambda: gate.wait(60))
+        copied = pinning.copy_batch_async(memory, [noise(100, seed) for seed in range(3)], queue=queue)
+        try:
+            for each in memory:
+                with pytest.raises(pinning.StillInUseError):
+                    each.free()
+        finally:
+            gate.set()
+        copied.wait()
 
 
 def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:

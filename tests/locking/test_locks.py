@@ -181,6 +181,8 @@ def test_what_the_caller_and_the_buffer_say_reaches_the_device(device: FakeDevic
     ):
         with pinning.lock(buffer, device=device, read_only=given):
             assert device.calls[-1].read_only is passed
+        with pinning.lock_async(buffer, device=device, read_only=given).wait():
+            assert [call.read_only for call in device.calls if call.method == "data_lock"][-1] is passed
     with pinning.lock(bytearray(10), device=device, piece=4) as lock:
         assert lock.region is not None
         assert lock.region.borders == (lock.ptr + 4, lock.ptr + 8)

@@ -9,6 +9,8 @@ import mmap
 import os
 import random
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +171,19 @@ class TestLimit:
             assert limit.used == 0
 
         run_as_ordinary_user(check)
+
+    def test_root_of_a_user_namespace(self, device: HostDevice) -> None:
+        alone = "import os; os.execvp('unshare', ['unshare', '--user', '--map-root-user', 'true'])"
+        if subprocess.run([sys.executable, "-c", alone], capture_output=True).returncode:
+            pytest.skip("no user namespaces for this user, or no program `unshare`")
+
+        def check() -> None:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, 8 << 20))
+            assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+            limit = device.lock_limit()
+            assert limit is not None and limit.limit == 8 << 20
+
+        run_in_child(check)
 
     def test_soft_limit_below_the_hard_one_can_be_raised_without_privileges(self, device: HostDevice) -> None:
         def check() -> None:
