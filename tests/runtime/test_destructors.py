@@ -41,6 +41,18 @@ def test_another_thread_does_what_is_left_for_later() -> None:
     assert threading.get_ident() not in threads
 
 
+def test_when_threads_can_be_had_again_nothing_has_been_lost() -> None:
+    def check() -> None:
+        done = [threading.Event(), threading.Event()]
+        before = threading.stack_size(1 << 47)  # all addresses of a process: no thread can be started with that
+        defer(done[0].set)
+        threading.stack_size(before)
+        defer(done[1].set)
+        assert all(each.wait(WAIT) for each in done)
+
+    run_in_child(check)
+
+
 def test_refused_call_does_not_delay_the_others() -> None:
     done = threading.Event()
 
