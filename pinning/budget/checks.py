@@ -54,7 +54,7 @@ def _check_limit(size: int, device: Device) -> None:
     if lock_limit is None:
         return
     cleared = False
-    for look in range(MOST_LOOKS):
+    for _ in range(MOST_LOOKS):
         changes = cache.changes(device)
         lock = lock_limit()
         if lock is None:
@@ -63,6 +63,6 @@ def _check_limit(size: int, device: Device) -> None:
         if size > room.free and not cleared:
             cleared = True
             cache.clear_up()
-        elif size <= room.free or not cache.give_way(device, size - room.free, changes) or look == MOST_LOOKS - 1:
-            check(size, room)
-            return
+        elif size <= room.free or not cache.give_way(device, size - room.free, changes):
+            break
+    check(size, room)
