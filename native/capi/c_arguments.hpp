@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <new>
 #include <pinning/shared_map.hpp>
 #include <string>
 
@@ -17,7 +16,7 @@ inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(
 template <class Map>
 Map& given(Map* map) {
   if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
-  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this forked child
+  map->made();
   return *map;
 }
 

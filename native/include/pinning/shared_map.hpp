@@ -49,6 +49,11 @@ struct pinning_map {
     }
   }
 
+  /// Throws std::bad_alloc if there was no memory for it in this forked child.
+  pinning::PinnedMap& made() const {
+    if (map == nullptr) throw std::bad_alloc();
+    return *map;
+  }
   /// Bytes per vendor call for a lock of `size` bytes; 0: one call for all.
   std::uint64_t piece(std::uint64_t size) const noexcept { return size > largest ? largest : 0; }
   /// For locks through this.

@@ -150,13 +150,8 @@ bool wait_until_over(Staged& staged, Driver const& driver, Request const& reques
 /// What this process has locked; and any device, because the driver knows an address without a context.
 struct Memory {
   VendorDevice& device = vendor_device("cuda:0");
-  PinnedMap& map = map_of(device);
+  PinnedMap& map = shared_map(device).made();
 
-  static PinnedMap& map_of(VendorDevice& device) {
-    pinning_map const& shared = shared_map(device);
-    if (shared.map == nullptr) throw std::bad_alloc();  // there was no memory for it in this forked child
-    return *shared.map;
-  }
   bool is_of_device(Address ptr) {
     auto const info = device.memory_info(ptr);
     return info && info->kind == MemoryKind::device;
