@@ -52,7 +52,8 @@ def pytest(
     chosen = ["-k", " or ".join(names)] if names else []
     placed = ["-p", plugin] if plugin else []
     options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--junit-xml", report]
-    environment = {**os.environ, "PYTHONPATH": str(IN_PLACE), "PEER_SUITES_WAY": way, **variables}
+    path = [str(IN_PLACE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PEER_SUITES_WAY": way, **variables}
     environment.pop("PYTHONSAFEPATH", None)
     with log.open("w") as output:
         subprocess.run(

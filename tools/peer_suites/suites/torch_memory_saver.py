@@ -17,6 +17,7 @@ _KINDS = "asks for a kind of host memory; ours is locked, and kept for the next 
 EXPLAINED = {
     "training_engine|cuda_vmm_granularity|nested_region|preload_backend_from_env": _ALL,
     "test_disk_backup": "contents are kept in memory, not in files",
+    r"test_cpu_backup\[": "asks that the bytes in the host can be kept after a wake",
     "cpu_backup_rss|backend_from_env|retain_from_env|mmap_restore": _KINDS,
 }
 
