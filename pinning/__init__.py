@@ -15,6 +15,7 @@ from pinning.runtime import main_interpreter as _main_interpreter  # noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import pagetable as _pagetable  # noqa: F401  # says so if this is a source tree
 from pinning.budget.limits import Budget, budget, give_back_idle
 from pinning.copies import (
     Copy,

@@ -193,7 +193,9 @@ void remapped(void const* ptr, size_t size, size_t new_size, int flags, void con
   bool const fixed = (flags & MREMAP_FIXED) != 0;
   bool const refused = !on_a_page(ptr) || new_size == 0 || (fixed && !on_a_page(target));
   if (refused) return;
-  pages_go(ptr, size);
+  bool const stays = (flags & MREMAP_MAYMOVE) == 0 || (new_size <= size && flags == MREMAP_MAYMOVE);
+  size_t const kept = stays ? (new_size + page() - 1) & -page() : 0;
+  if (kept < size) pages_go(static_cast<char const*>(ptr) + kept, size - kept);
   if (fixed) pages_go(target, new_size);
 }
 
@@ -324,10 +326,10 @@ void shared_memory_goes(void const* ptr) noexcept {
   for (Range gone = attached_at(start, start); !gone.empty(); gone = attached_at(start, gone.end)) notify_all(gone);
 }
 
-/// The page in which the heap ends stays.
+/// The heap is about to end at `end` instead of `before`; that page stays. With 0 the call only asks where it ends.
 void heap_ends(Address end, Address before) noexcept {
   Address const gone = (end + (page() - 1)) & -page();
-  if (gone < before) notify_all({gone, before});
+  if (end != 0 && gone < before) notify_all({gone, before});
 }
 
 /// Make a call that may forbid the program system calls. This library makes none from before the call on, as it may
@@ -523,7 +525,7 @@ long syscall(long number, ...) noexcept {
       shared_memory_goes(ptr);
       break;
     case SYS_brk:
-      if (ptr != nullptr) heap_ends(reinterpret_cast<Address>(ptr), reinterpret_cast<Address>(libc().sbrk(0)));
+      heap_ends(reinterpret_cast<Address>(ptr), reinterpret_cast<Address>(libc().sbrk(0)));
       break;
     default:
       break;

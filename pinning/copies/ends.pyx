@@ -168,14 +168,11 @@ cdef bint type_holds_references(object cls) except *:
 
 cdef object scattered(object buffer):
     return InvalidRangeError(f"the bytes of this {type(buffer).__name__} are not contiguous: copy a contiguous "
-                             "array, or use copy_2d_async")
+                             "array, or rows of an array, given whole or by its address, with copy_2d_async")
 
 
 cdef End of_allocation(Allocation allocation):
-    if allocation.error is not None:
-        raise allocation.error
-    if not allocation.is_live():
-        raise InvalidRangeError(f"{allocation!r} cannot be copied")
+    allocation.check_live()
     device = None if allocation.extent.kind == CMemoryKind.host else allocation.device
     return new_end(allocation.extent.ptr, allocation.extent.size, device, False, allocation)
 

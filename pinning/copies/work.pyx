@@ -89,8 +89,8 @@ cdef class DirectCopy(Work):
     def __cinit__(self):
         self.native = &self.call
 
-    cdef bint keeps(self, object thing):
-        return thing is self.to.owner or thing is self.origin.owner
+    cdef tuple kept(self):
+        return self.to.owner, self.origin.owner
 
     cdef str unrecordable(self):
         return PAGEABLE if self.pageable else None
@@ -104,8 +104,8 @@ cdef class DirectFill(Work):
     def __cinit__(self):
         self.native = &self.call
 
-    cdef bint keeps(self, object thing):
-        return thing is self.to.owner
+    cdef tuple kept(self):
+        return self.to.owner,
 
     cdef str unrecordable(self):
         return None
@@ -113,11 +113,8 @@ cdef class DirectFill(Work):
 
 @cython.no_gc_clear
 cdef class NativeCopy(Work):
-    cdef bint keeps(self, object thing):
-        for owner in self.owners:
-            if owner is thing:
-                return True
-        return False
+    cdef tuple kept(self):
+        return self.owners
 
     cdef str unrecordable(self):
         return None if self.operation.is_direct() else PAGEABLE

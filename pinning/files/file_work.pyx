@@ -207,7 +207,7 @@ cdef class FileWork(Work):
     cdef CopyLimits limits
     cdef CStaged* staged
     cdef bint plain  # nothing could be staged
-    cdef tuple kept
+    cdef tuple owners
 
     cdef submit(self, VendorQueue* queue):
         cdef FileMemory memory = FileMemory.device if self.in_device else FileMemory.host
@@ -247,11 +247,8 @@ cdef class FileWork(Work):
                 at += count
         return 0
 
-    cdef bint keeps(self, object thing):
-        for each in self.kept:
-            if each is thing:
-                return True
-        return False
+    cdef tuple kept(self):
+        return self.owners
 
     def __dealloc__(self):
         cdef CStaged* staged = self.staged
@@ -325,7 +322,7 @@ def copy_parts(
             part.row, part.pitch = rows[i, 3], rows[i, 4]
         work.parts.push_back(part)
         first, end, size = min(first, part.dst), max(end, part.dst + part.size), size + part.size
-    work.in_device, work.kept = in_device, tuple(keep)
+    work.in_device, work.owners = in_device, tuple(keep)
     work.staging, work.limits = staging_of(queue.device), limits_of(costs)
     if not writes:
         work.written, work.written_size = first, end - first

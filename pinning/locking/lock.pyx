@@ -482,10 +482,12 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
     False
     """
     cdef Bytes found
+    cdef PinnedMap pinned_map
     if isinstance(buffer, Lock):
+        if device is not None and map_of(device) is not (<Lock>buffer).map:
+            raise NotLockedError(f"{buffer!r} is not a lock for {map_of(device).device.name}: leave device out")
         (<Lock>buffer).release()
         return
-    cdef PinnedMap pinned_map
     if range_at(buffer, None, &found):
         pinned_map = map_with(found.ptr, 1) if device is None else None
         if pinned_map is not None and unlock_youngest(pinned_map, &found):  # the usual case, without a list of all maps
@@ -501,10 +503,13 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
                 continue
             return
         where = "" if device is None else f" on {map_of(device).device.name}"
+        region = next((each for each in regions(device, idle=True) if found.ptr in each), None)
+        if region is not None and not region.idle:
+            raise NotLockedError(f"{found.ptr:#x} is locked{where} by the arena or allocation that it belongs to, until that is "
+                                 "closed or freed")
         why = (
-            "only the registration cache has it: pinning.give_back_idle() gives it back"
-            if any([found.ptr in region for region in regions(device, idle=True)])
-            else "pinning.regions() lists what is locked, and one lock allows one unlock"
+            "pinning.regions() lists what is locked, and one lock allows one unlock" if region is None
+            else "only the registration cache has it: pinning.give_back_idle() gives it back"
         )
         raise NotLockedError(f"no locked region{where} holds {found.ptr:#x}; {why}")
     raise NotLockedError(f"no locked region holds {int(buffer):#x}, which is not in [0, 2**64)")

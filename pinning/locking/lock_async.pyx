@@ -362,6 +362,8 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
         return not self.job.over
 
     def __enter__(self) -> Self:
+        if self.job.unwanted:
+            self.outcome(True)
         return self
 
     def __exit__(

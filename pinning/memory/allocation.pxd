@@ -2,6 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from pinning.plugin.native cimport CMemoryKind
+from pinning.queues.lane cimport Freeable
 
 
 cdef struct Extent:
@@ -17,7 +18,7 @@ cdef enum State:
     FREED
 
 
-cdef class Allocation:
+cdef class Allocation(Freeable):
     cdef object __weakref__
     cdef Extent extent
     cdef uint64_t base  # where the vendor's allocation begins, if it has one to itself: before `ptr` if that is aligned

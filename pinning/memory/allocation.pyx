@@ -19,6 +19,7 @@ from pinning.locking.lock cimport held_within
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport CMemoryKind
+from pinning.queues.lane cimport Freeable
 from pinning.runtime.process cimport generation, is_parents
 
 import operator
@@ -188,7 +189,7 @@ cdef int check_part_unlocked(Allocation part) except -1:
 # ---- the allocation ----
 
 
-cdef class Allocation:
+cdef class Allocation(Freeable):
     """Memory of one kind, made by `alloc` or by a queue's ``alloc``; a context manager, which frees it at the end.
 
     An allocation that is dropped without being freed warns (ResourceWarning) and is freed soon afterwards. In a forked
@@ -269,6 +270,13 @@ cdef class Allocation:
     cdef bint is_live(self) noexcept:
         return self.state == LIVE and not is_parents(self.made_in)
 
+    cdef int check_live(self) except -1:
+        if self.error is not None:
+            raise self.error
+        if not self.is_live():
+            raise InvalidRangeError(f"{self!r} cannot be copied")
+        return 0
+
     # ---- its end ----
 
     def free(self) -> None:
@@ -312,6 +320,8 @@ cdef class Allocation:
                                f"{os.getpid()}")
         if self.state != LIVE:
             raise InvalidRangeError(f"{self!r} cannot be freed again")
+        if self.submissions > 0:
+            raise StillInUseError(f"{self!r} is in use by work that another thread is submitting: wait for that first")
         self.state = LEAVING
         return 0
 

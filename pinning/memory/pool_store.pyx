@@ -84,6 +84,11 @@ cdef class PoolAllocation(Allocation):
 
 
 cdef class Zeroes(Work):
+    cdef PoolAllocation allocation
+
+    cdef tuple kept(self):
+        return self.allocation,
+
     cdef submit(self, VendorQueue* queue):
         with nogil:
             queue.fill(self.written, 0, 1, self.written_size)
@@ -279,9 +284,10 @@ cdef class Store:
         cdef Zeroes zeroes
         if self.zero_initialize:
             zeroes = Zeroes.__new__(Zeroes)
+            zeroes.allocation = allocation
             zeroes.written, zeroes.written_size = allocation.extent.ptr, allocation.extent.size
             try:
-                event = queue.submit(zeroes, events, (allocation,))
+                event = queue.submit(zeroes, events)
             except BaseException:  # it may have been submitted all the same
                 for lane in queue.lanes:
                     allocation.block.after.add_upto((<Lane>lane).native.get().timeline(), (<Lane>lane).native.get().count())

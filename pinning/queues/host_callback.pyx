@@ -56,6 +56,9 @@ cdef class HostCallback:
             waiting = self.event()
             if waiting is None:
                 raise
+            if isinstance(error, StopIteration):  # an event that raises it to a task would end that task as if all were well
+                stopped, error = error, RuntimeError(f"{self.python!r} raised StopIteration")
+                error.__cause__ = stopped
             (<Event>waiting).fail(error)
         finally:
             CLane.set_caller(outer)

@@ -52,6 +52,13 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
 cdef str ONCE  # why work in general is not recorded into a graph
 
 
+cdef class Freeable:
+    """Memory that the program frees, but not while a call of another thread submits work with it."""
+
+    cdef Py_ssize_t submissions  # calls that are submitting work with it; the GIL guards it
+    cdef int check_live(self) except -1  # raises if it is freed, or being freed
+
+
 cdef class Work:
     """An operation in C. The lane keeps it, and what it refers to, until it is over."""
 
@@ -59,7 +66,7 @@ cdef class Work:
     cdef uint64_t written, written_size  # without `native`: host-readable bytes that it may write; size 0: none
 
     cdef submit(self, VendorQueue* queue)
-    cdef bint keeps(self, object thing)
+    cdef tuple kept(self)  # whose memory it uses
     cdef str unrecordable(self)  # why a graph cannot record it; None if it does the same at each launch
 
 
@@ -86,4 +93,6 @@ cdef class Lane:
 
 
 cdef bint keeps(object kept, object thing)
+cdef int begin_submission(tuple kept) except -1  # all of it is live, and stays so until `end_submission`
+cdef void end_submission(tuple kept) noexcept
 cdef check_process(unsigned made_in)

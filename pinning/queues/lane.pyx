@@ -43,22 +43,41 @@ cdef int submit_work(PyObject* work, PyObject* vendor, VendorQueue& queue) excep
 
 
 cdef cbool work_keeps(PyObject* work, const void* thing) noexcept:
-    return (<Work>work).keeps(<object>thing)
+    return keeps(<object>work, <object>thing)
 
 
 cdef bint keeps(object kept, object thing):
-    if isinstance(kept, Work):
-        return (<Work>kept).keeps(thing)
-    for each in <tuple>kept:
+    for each in (<Work>kept).kept() if isinstance(kept, Work) else <tuple>kept:
         if each is thing:
             return True
     return False
+
+
+cdef int begin_submission(tuple kept) except -1:
+    for each in kept:
+        if isinstance(each, Freeable):
+            (<Freeable>each).check_live()
+    for each in kept:
+        if isinstance(each, Freeable):
+            (<Freeable>each).submissions += 1
+    return 0
+
+
+cdef void end_submission(tuple kept) noexcept:
+    for each in kept:
+        if isinstance(each, Freeable):
+            (<Freeable>each).submissions -= 1
 
 
 cdef check_process(unsigned made_in):
     if is_parents(made_in):
         raise PinningError(f"this queue belongs to the process that made it, and this is a fork of it, process "
                            f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
+
+
+cdef class Freeable:
+    cdef int check_live(self) except -1:
+        return 0
 
 
 cdef class Work:
@@ -68,8 +87,8 @@ cdef class Work:
         with nogil:
             self.native.submit(dereference(queue))
 
-    cdef bint keeps(self, object thing):
-        return False
+    cdef tuple kept(self):
+        return ()
 
     cdef str unrecordable(self):
         return ONCE

@@ -236,6 +236,10 @@ class Queue(Submitter):
         """
         if not callable(function):
             raise TypeError(f"function is {describe(function)}; it must be a function without arguments")
+        return self._call(function, wait_for)
+
+    def _call(self, function: Callable[[], object], wait_for: Iterable[Event], keep: tuple[object, ...] = ()) -> Event:
+        """`call`, for a function that uses the memory of what it has to keep."""
         event = Event()
         callback = HostCallback(function, event)
 
@@ -243,7 +247,7 @@ class Queue(Submitter):
             callback.queue = queue
             queue.call(callback.function, callback.argument)
 
-        return self.submit(work, wait_for, (callback,), lambda: event)
+        return self.submit(work, wait_for, (callback, *keep), lambda: event)
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "use pinning.Queue(device) where it is needed")

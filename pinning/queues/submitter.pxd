@@ -44,6 +44,7 @@ cdef class Submitter:
     cdef check(self)
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
+    cdef Event enqueue_live(self, Event event, object work, object wait_for, tuple keep)  # what it uses cannot be freed now
     cdef Event enqueue_in_turn(self, Lane first, Event event, object work, tuple waits, tuple kept)
     cdef bint is_usable(self) noexcept
     cdef bint reads_early(self) noexcept

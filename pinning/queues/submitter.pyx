@@ -9,7 +9,9 @@ from libcpp.vector cimport vector
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.event cimport CEvent, Event
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport CEvents, CLane, Lane, ONCE, Span, Work, check_process
+from pinning.queues.lane cimport (
+    CEvents, CLane, Lane, ONCE, Span, Work, begin_submission, check_process, end_submission,
+)
 from pinning.queues.order cimport CDependencies, Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
@@ -176,6 +178,14 @@ cdef class Submitter:
         return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
 
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
+        cdef tuple used = (<Work>work).kept() if isinstance(work, Work) else kept
+        begin_submission(used)
+        try:
+            return self.enqueue_live(event, work, wait_for, kept)
+        finally:
+            end_submission(used)
+
+    cdef Event enqueue_live(self, Event event, object work, object wait_for, tuple kept):
         self.check()
         cdef Lane first = self.lanes[0]
         cdef uint64_t capture = first.capture()

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import pinning
+from fake_device import FakeDevice
 from pagetable import PageTable, RangeError
 from pinning import (
     Arena,
@@ -40,6 +41,24 @@ class Series:
 
     def __array__(self) -> object:
         return A
+
+
+def with_arena(call: Callable[[Arena], object]) -> None:
+    with Arena(4096, "host") as arena:
+        arena.wait()
+        call(arena)
+
+
+def with_memory(call: Callable[[pinning.Allocation], object]) -> None:
+    with pinning.alloc(64, device="host") as memory:
+        call(memory)
+
+
+def enter_cancelled() -> None:
+    pending = pinning.lock_async(A, device="host")
+    pending.cancel()
+    with pending:
+        pass
 
 
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -130,6 +149,12 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.pinned_map("host").lock(A), TypeError, "address is a ndarray; .* buffers are for pinning.lock"),
     (lambda: pinning.pinned_map("host").lock(8192), TypeError, r"size is missing; .* lock\(address, size\)"),
     (lambda: pinning.unlock(A), NotLockedError, r"no locked region holds 0x.*pinning.regions\(\)"),
+    (lambda: pinning.unlock(pinning.lock(A), device=FakeDevice()), NotLockedError, "not a lock for fake:0"),
+    (lambda: with_arena(lambda arena: pinning.unlock(arena.ptr)), NotLockedError, "by the arena or allocation"),
+    (lambda: pinning.copy(A, (4096, 8), 8), InvalidRangeError, "not mapped"),
+    (lambda: with_memory(lambda memory: pinning.copy(memory, (4096, 8), 8)), InvalidRangeError, "not mapped"),
+    (lambda: with_memory(lambda memory: pinning.copy((4096, 8), memory, 8)), InvalidRangeError, "not mapped"),
+    (enter_cancelled, pinning.PinningError, "was cancelled; lock the buffer again"),
     (lambda: pinning.pinned_map("host").find(A), TypeError, "address is a ndarray"),
     (lambda: pinning.free(A), TypeError, "memory is a ndarray"),
     (lambda: pinning.copy(A, 5), InvalidRangeError, "0x5 is not an address"),

@@ -20,7 +20,7 @@ import pytest
 import c_api
 import pinning
 from child_process import run_in_child
-from fake_device import Background, FakeDevice
+from fake_device import Background, CoarseFakeDevice, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
 from pinning.budget import limits
@@ -367,8 +367,20 @@ def test_a_vendor_that_refuses_to_give_back(device: FakeDevice, in_c: bool) -> N
     with pinning.lock(arrays[0], device=device):
         pass
     assert device.count("data_lock") == 3
+    assert pinning.give_back_idle(0) == 0
+    assert pinning.budget().idle == SIZE
     assert pinning.give_back_idle(1) == SIZE
     assert pinning.give_back_idle() == 0
+
+
+def test_a_lock_that_must_be_coherent_takes_no_idle_region_that_is_not() -> None:
+    device, array = CoarseFakeDevice(True, False), numpy.zeros(SIZE, "u1")
+    pinning.budget(idle=True)
+    pinning.lock(array, device=device, coherent=False).unlock()
+    with pinning.lock(array, device=device, coherent=True) as lock:
+        assert lock.region is not None and lock.region.coherent
+    pinning.give_back_idle()
+    assert (device.locked, device.wrong) == ({}, [])
 
 
 def test_what_a_vendor_gave_back_in_part_is_idle_in_part(device: FakeDevice) -> None:

@@ -232,6 +232,28 @@ for refused in (
 
 
 @filters
+def test_a_call_that_leaves_memory_where_it_is_ends_no_lock_where_calls_are_seen() -> None:
+    """A mapping that becomes smaller ends the locks in the part that it gives up."""
+    assert run_python("-c", STAYS, preloaded=True).split() == ["True"] * 6 + ["False"]
+
+
+STAYS = """
+import leaving, pinning
+from fake_device import FakeDevice
+leaving.forbid_userfaultfd()
+libc, ptr, page = leaving.libc, leaving.pages(), leaving.mmap.PAGESIZE
+libc.sbrk.restype, libc.brk.argtypes = leaving.ctypes.c_void_p, [leaving.ctypes.c_void_p]
+first = pinning.lock((ptr, 10), device=FakeDevice())
+last = pinning.lock((ptr + leaving.SIZE - page, 10), device=FakeDevice("fake:1"))
+heap = pinning.lock((libc.sbrk(page), 10), device=FakeDevice("fake:2"))
+print(libc.mremap(ptr, leaving.SIZE, leaving.SIZE, 0) == ptr, first.held, last.held)
+print(libc.brk(None) == 0, heap.held)
+libc.mremap(ptr, leaving.SIZE, leaving.SIZE - page, 0)
+print(first.held, last.held)
+"""
+
+
+@filters
 def test_memory_that_a_seen_call_takes_is_soon_unlocked_also_in_a_child_of_fork() -> None:
     assert run_python("-c", SEEN, preloaded=True) == "True\nTrue 0\n"
 

@@ -196,7 +196,10 @@ def test_the_budget_and_what_is_idle(program: Program) -> None:
     program("held.pop().unlock(); pinning.give_back_idle()")
     assert seen(program.pid)["budget"]["idle"] == 0
     program("pinning.pinned_map('host').register(1 << 40, 4096, 1 << 40)")
-    assert seen(program.pid)["budget"]["external"] == 4096
+    program("pinning.pinned_map('host').register(2 << 40, 8192, 2 << 40)")
+    assert seen(program.pid)["budget"]["external"] == 3 * 4096
+    program("pinning.pinned_map('host').unregister(2 << 40)")
+    assert (seen(program.pid)["budget"]["external"], seen(program.pid)["budget"]["idle"]) == (4096, 0)
     program("maps = {np.frombuffer(each, 'u1').ctypes.data: each for each in [mmap.mmap(-1, 4096) for _ in range(9)]}")
     program("one, other = next((maps[at], maps[at + 4096]) for at in maps if at + 4096 in maps)")
     program("held.append(pinning.lock(one, device='host')); pinning.lock(other, device='host').unlock()")

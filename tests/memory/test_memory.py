@@ -190,6 +190,16 @@ def test_an_array_keeps_its_memory(fake: FakeMemoryDevice) -> None:
 # ---- freeing ----
 
 
+def test_memory_is_not_freed_though_another_device_has_nothing_locked(fakes: list[FakeMemoryDevice]) -> None:
+    empty = [pinning.pinned_map(each) for each in fakes]
+    for fake in fakes:
+        memory = pinning.alloc(4096, MemoryKind.DEVICE, device=fake)
+        with pinning.lock((memory.ptr, 100), device=fake), pytest.raises(StillLockedError):
+            memory.free()
+        memory.free()
+    assert [len(each) for each in empty] == [0, 0]
+
+
 @kinds
 def test_memory_of_any_kind_that_is_locked_is_not_freed(kind: MemoryKind) -> None:
     memory = pinning.alloc(1 << 16, kind, device="host")
@@ -394,19 +404,76 @@ def test_memory_in_use_by_a_queue(fake: FakeMemoryDevice) -> None:
         copy.wait()
 
 
+USES: list[Callable[[pinning.Allocation, pinning.Queue], pinning.Event]] = [
+    lambda memory, queue: pinning.copy_async(memory, np.zeros(memory.size, "u1"), queue=queue),
+    lambda memory, queue: pinning.copy_async(np.zeros(100, "u1"), memory.ptr + 1, 100, queue=queue),
+    lambda memory, queue: pinning.fill_async(memory, 7, queue=queue),
+    lambda memory, queue: pinning.copy_2d_async(memory, 50, np.zeros(100, "u1"), 10, 10, 10, queue=queue),
+    lambda memory, queue: pinning.copy_batch_async([memory], [np.zeros(memory.size, "u1")], queue=queue),
+    lambda memory, queue: queue.submit(lambda vendor: vendor.fill(memory.ptr, b"7", 1), (), [memory]),
+]
+
+
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("pooled", [False, True], ids=["alloc", "pool"])
-def test_memory_in_use_by_its_address(pooled: bool) -> None:
+def test_memory_is_not_freed_while_a_call_submits_work_with_it(
+    fake: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch, pooled: bool, use: Callable[..., pinning.Event]
+) -> None:
+    """As another thread could, during the vendor's call."""
+    refused, attend = [], fake.attend
+
+    def free_first(method: str) -> None:
+        if method in ("queue.copy", "queue.copy_2d", "queue.fill"):
+            with pytest.raises(StillInUseError, match="another thread is submitting"):
+                queue.free(memory) if pooled else memory.free()
+            refused.append(method)
+        attend(method)
+
+    with pinning.Pool(fake) as pool, pinning.Queue(fake) as queue:
+        memory = queue.alloc(4096, pool=pool)[0] if pooled else pinning.alloc(4096, device=fake)
+        monkeypatch.setattr(fake, "attend", free_first)
+        done = use(memory, queue)
+        monkeypatch.undo()
+        assert refused
+        fake.let_go()
+        done.wait()
+        memory.free()
+
+
+def test_memory_that_is_freed_before_the_submission_is_refused(
+    fake: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another thread could, while the vendor is asked where the other end is."""
+    memory, ask = pinning.alloc(100, device=fake), fake.is_pinned_ptr
+
+    def free_first(ptr: int) -> pinning.plugin.PinnedInfo | None:
+        if not memory.freed:
+            memory.free()
+        return ask(ptr)
+
+    monkeypatch.setattr(pinning.copies.costs, "stage_to_device", 1)
+    monkeypatch.setattr(fake, "is_pinned_ptr", free_first)
+    with pinning.Queue(fake) as queue:
+        with pytest.raises(InvalidRangeError, match="freed"):
+            pinning.copy_async(memory, np.zeros(100, "u1"), queue=queue)
+        assert memory.freed and not fake.queues[0].steps
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.HOST])
+@pytest.mark.parametrize("pooled", [False, True], ids=["alloc", "pool"])
+def test_memory_in_use_by_its_address(pooled: bool, kind: MemoryKind) -> None:
     """A queue keeps the allocation in which an address lies."""
     data, go_on = np.arange(100, dtype=np.uint8), threading.Event()
     uses: list[Callable[[pinning.Allocation, pinning.Queue], pinning.Event]] = [
+        lambda memory, queue: pinning.fill_async(memory, 7, queue=queue),
         lambda memory, queue: pinning.copy_async(memory.ptr + 100, data, 100, queue=queue),
         lambda memory, queue: pinning.copy_async(data, memory.ptr + 1, 100, queue=queue),
         lambda memory, queue: pinning.fill_async(memory.ptr, 7, 1000, queue=queue),
         lambda memory, queue: pinning.copy_2d_async(memory.ptr, 50, data, 10, 10, 10, queue=queue),
     ]
-    with pinning.Queue("host") as queue, pinning.Queue("host") as other:
+    with pinning.Queue("host") as queue, pinning.Queue("host") as other, pinning.Pool("host", kind=kind) as pool:
         for use in uses:
-            memory = other.alloc(4096)[0] if pooled else pinning.alloc(4096, device="host")
+            memory = other.alloc(4096, pool=pool)[0] if pooled else pinning.alloc(4096, kind, device="host")
             go_on.clear()
             queue.call(go_on.wait)
             done = use(memory, queue)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -168,13 +169,12 @@ print(*[folder / "libpinning.so" for folder in pinning.build.library_dirs()], se
         assert Path(place).exists()
 
 
-def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["pagetable", "pinning"])
+def test_a_source_tree_says_that_it_is_one(tmp_path: Path, package: str) -> None:
     """Python finds it if it is started in a checkout and does not find an installed wheel first."""
-    folder = tmp_path / "pagetable"
-    folder.mkdir()
-    for module in (ROOT / "pagetable").glob("*.py"):
-        (folder / module.name).write_text(module.read_text())
-    alone = ("-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pagetable")
+    for name in ("pagetable", "pinning"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    alone = ("-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {package}")
     failed = subprocess.run([sys.executable, *alone], capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert f"{tmp_path} is a source tree, which has no native modules: run `pip install .`" in failed.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fake_device import Background
+from fake_device import WAIT, Background
 from fake_memory import FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue
@@ -301,6 +301,26 @@ def test_an_event_raises_the_same_each_time_and_its_traceback_does_not_grow(devi
         event = queue.call(lambda: 1 / 0)
         lengths = [len(traceback.extract_tb(raised().__traceback__)) for _ in range(3)]
     assert len(set(lengths)) == 1
+
+
+@pytest.mark.parametrize("own", [KeyError("own"), StopIteration("own")])
+def test_an_operation_that_fails_after_another_has_its_own_error(own: Exception) -> None:
+    """Also to a task, to which StopIteration would mean that all went well."""
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    async def awaited(event: Event) -> None:
+        await asyncio.wait_for(event, WAIT)
+
+    with Queue("host") as queue, Queue("host") as other:
+        first = other.call(lambda: fail(ValueError("first")))
+        second = queue.call(lambda: fail(own), [first])
+        for wait in (second.wait, second.wait, lambda: asyncio.run(awaited(second))):
+            with pytest.raises((KeyError, RuntimeError), match=r"own|raised StopIteration"):
+                wait()
+        with pytest.raises(ValueError, match="first"):
+            first.wait()
 
 
 def test_an_error_is_told_once_and_not_by_events_that_come_later(device: FakeMemoryDevice) -> None:

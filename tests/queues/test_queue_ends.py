@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -289,6 +290,18 @@ def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, order: Or
         point += 1
     device.let_go()
     assert point >= (2 if order == "in_order" else 6), "waiting and giving back, of each vendor's queue"
+
+
+def test_what_is_kept_is_released_by_itself_also_after_a_pause(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        for _ in range(3):
+            thing = Thing()
+            gone = weakref.ref(thing)
+            queue.submit(work, (), (thing,))
+            del thing
+            device.release()
+            assert eventually(lambda gone=gone: gone() is None)
+            time.sleep(0.3)  # in which the service thread finds that nothing is submitted any more
 
 
 def test_a_dropped_queue_of_a_lost_device_keeps_nothing(device: FakeMemoryDevice) -> None:

@@ -70,6 +70,34 @@ def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device:
         device.let_go()
 
 
+def test_a_poll_finds_what_is_over_in_each_stream(device: FakeMemoryDevice) -> None:
+    with Queue(device, "out_of_order") as queue:
+        things = [Thing() for _ in range(3)]
+        gone = [weakref.ref(thing) for thing in things]
+        for thing in things:
+            queue.submit(work, (), (thing,))
+        del thing
+        things.clear()
+        device.release(queue=device.queues[-1])
+        assert not queue.poll()
+        assert [each() is None for each in gone] == [False, False, True]
+        device.let_go()
+
+
+def test_a_wait_for_a_queue_waits_for_each_stream_although_one_fails(device: FakeMemoryDevice) -> None:
+    with Queue(device, "out_of_order") as queue:
+        for _ in range(2):
+            queue.submit(work)
+        device.fail_call(VendorError("fakeSynchronize", 1, "FAKE"))
+        waiting = Background(queue.synchronize)
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        device.let_go()
+        with pytest.raises(VendorError, match="fakeSynchronize"):
+            waiting.result()
+        assert queue.poll()
+
+
 def test_copies_between_queues_of_the_host() -> None:
     values, copy = np.arange(1 << 18), np.zeros(1 << 18, np.int64)
     here, there, size = values.ctypes.data, copy.ctypes.data, values.nbytes

@@ -197,7 +197,8 @@ class PythonDevice : public VendorDevice {
                                                                    : Py_False;
     if (options.coherence != Coherence::coarse) {
       return locked_at(PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
-                                           static_cast<unsigned long long>(size), read_only));
+                                           static_cast<unsigned long long>(size), read_only),
+                       ptr);
     }
     // Only a device with coarse-grained memory accepts a fourth argument. (No destructor may release these objects: it
     // would run without the GIL if the call never returns, see `Gil`.)
@@ -210,7 +211,7 @@ class PythonDevice : public VendorDevice {
     Py_XDECREF(method);
     Py_XDECREF(arguments);
     Py_XDECREF(named);
-    return locked_at(answer);
+    return locked_at(answer, ptr);
   }
 
   void unlock(Address ptr) override {
@@ -290,9 +291,25 @@ class PythonDevice : public VendorDevice {
   PyObject* call(char const* method, std::uint64_t word) {
     return PyObject_CallMethod(device_, method, "K", static_cast<unsigned long long>(word));
   }
-  Address locked_at(PyObject* answer) {
+  /// What `data_lock` has returned. If that is no address, the memory is unlocked again.
+  Address locked_at(PyObject* answer, Address ptr) {
     if (answer == nullptr && PyErr_ExceptionMatches(already_pinned_error_)) throw PythonAlreadyPinned();
-    return address_of(answer);
+    if (answer == nullptr) throw_raised();
+    PyObject* const number = PyNumber_Index(answer);
+    Address const found = number == nullptr ? 0 : PyLong_AsUnsignedLongLong(number);
+    Py_XDECREF(number);
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      Py_XDECREF(call("data_unlock", ptr));
+      PyErr_Clear();
+      PyErr_Format(PyExc_TypeError,
+                   "%s.data_lock returned %R; it must return the device's address of the memory, an integer in "
+                   "[0, 2**64)",
+                   traits_.name.c_str(), answer);
+    }
+    Py_DECREF(answer);
+    if (PyErr_Occurred() != nullptr) throw_raised();
+    return found;
   }
 
   PyObject* const device_;
