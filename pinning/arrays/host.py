@@ -23,6 +23,7 @@ from pinning.memory import Allocation
 from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind
 from pinning.runtime.buffers import Buffer
+from pinning.runtime.handles import Block
 
 _TRIES = 100  # to lock a range while other threads lock and unlock parts of it
 
@@ -44,7 +45,8 @@ def pinned(*arylist: Buffer, device: Device | str | None = None) -> AbstractCont
         As `pinning.lock`.
     """
     buffers = [host_buffer(each) for each in arylist if not _is_empty(each)]  # these also keep the memory in place
-    return _pinned(buffers, pinned_map(device))
+    device_map = pinned_map(device)
+    return Block(lambda: _pinned(buffers, device_map), "pinning.arrays.pinned")
 
 
 @contextmanager

@@ -153,6 +153,8 @@ def is_host(device: Device | None) -> bool:
 def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> int:
     offset = integer(offset, "offset")
     rest = file.nbytes - offset
+    if file.nbytes == 0:
+        raise InvalidRangeError(f"{file.path!r} is empty; there is nothing to copy")
     if offset < 0 or rest <= 0:
         raise InvalidRangeError(
             f"offset is {offset}; it must be at least 0 and below the {file.nbytes} bytes of {file.path!r}"

@@ -112,9 +112,9 @@ def load_file(
         The queue for the copies; by default the device's default queue.
     slices : mapping of str to slice, or callable, optional
         What to load of each tensor: ``...`` for all of it; a slice of one dimension, such as ``numpy.s_[:, 2:4]``; None
-        for nothing; or a function of the tensor's name, shape and dtype (such as ``"BF16"``) that returns one of these,
-        like `pinning.files.shard`. A mapping has slices or functions by name; tensors that it does not name are not
-        loaded. By default everything.
+        for nothing; or a function of the tensor's name, shape and dtype (such as ``"BF16"``) that returns one of all
+        these, like the one of `pinning.files.shard`. A mapping has slices or functions by name; tensors that it does
+        not name are not loaded. By default everything.
     framework : {"torch", "cupy", "pinning", "dlpack", "numpy"}, optional
         The type of the tensors: ``torch.Tensor``; ``cupy.ndarray``; `pinning.arrays.DeviceArray`; objects of any dtype
         with ``__dlpack__``; ``numpy.ndarray``, on the host. By default torch if it is installed, otherwise pinning.

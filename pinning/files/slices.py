@@ -83,7 +83,7 @@ def pieces_of(tensors: Iterable[TensorInfo], plan: Plan | None) -> Iterator[Piec
     """
     for tensor in tensors:
         index: Any = ... if plan is None else plan.get(tensor.name) if isinstance(plan, Mapping) else plan
-        if callable(index):
+        while callable(index):
             index = index(tensor.name, tensor.shape, tensor.dtype)
         if index is not None:
             yield _piece(tensor, index)

@@ -494,7 +494,7 @@ cdef object no_range(object ptr, object size):
     if ptr == 0:
         return InvalidRangeError("the buffer's address is null; was it freed, or is it not host memory?")
     return InvalidRangeError(
-        f"address {ptr:#x} with size {size} is not memory; both must be positive and end below 2**64"
+        f"address {ptr:#x} with size {size} is not memory; both must be positive, the size below 2**63, the end below 2**64"
     )
 
 

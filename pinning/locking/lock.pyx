@@ -29,7 +29,7 @@ from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, describe, integer, number
-from pinning.runtime.handles import refuse_copy
+from pinning.runtime.handles import Block, refuse_copy
 from pinning.runtime.settings import is_switched_on
 
 if TYPE_CHECKING:
@@ -574,7 +574,8 @@ def locked(
     for each in buffers:
         host_memory_of(each, None, &found)  # refused by this call rather than at the `with`
     lock_options(read_only, coherent)
-    return _locked(buffers, dict(device=map_of(device).device, read_only=read_only, coherent=coherent))
+    options = dict(device=map_of(device).device, read_only=read_only, coherent=coherent)
+    return Block(lambda: _locked(buffers, options), "pinning.locked")
 
 
 @contextmanager

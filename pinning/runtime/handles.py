@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 def refuse_copy(handle: object, instead: str) -> NoReturn:
@@ -17,3 +23,35 @@ def refuse_copy(handle: object, instead: str) -> NoReturn:
         What to do instead.
     """
     raise TypeError(f"{handle!r} can be neither copied nor pickled: {instead}")
+
+
+class Block(AbstractContextManager[T], Generic[T]):
+    """A context manager that does something for as long as its ``with`` blocks last; it warns if it was in none.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the context manager of one block.
+    call : str
+        The call that returns this object, for the warning.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]], call: str) -> None:
+        self._make, self._call, self._used = make, call, False
+        self._open: list[AbstractContextManager[T]] = []
+
+    def __enter__(self) -> T:
+        self._used = True
+        manager = self._make()
+        entered = manager.__enter__()
+        self._open.append(manager)
+        return entered
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._open.pop().__exit__(kind, error, traceback)
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(f"{self._call}(...) does nothing without `with`", RuntimeWarning, stacklevel=2)

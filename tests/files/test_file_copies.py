@@ -46,6 +46,9 @@ def test_a_device_written_in_python(file: Path, stages: bool, monkeypatch: pytes
         os.truncate(file, SIZE // 2)
         with pytest.raises(pinning.InvalidRangeError):
             pinning.copy_file(array, file, queue=queue)
+        os.truncate(file, 0)
+        with pytest.raises(pinning.InvalidRangeError, match="is empty"):
+            pinning.copy_file(array, file, queue=queue)
         queue.synchronize()
     device.let_go()
     gc.collect()
@@ -77,16 +80,17 @@ def test_memory_that_is_gone(tmp_path: Path, folder: str | None) -> None:
 import os
 import numpy, pinning
 path, target = {str(tmp_path / "mapped")!r}, {str(target)!r}
-def gone():
+def gone(left):
     with open(path, "wb") as file:
         file.truncate(9 << 20)
     array = numpy.memmap(path, "u1", "r+")
-    os.truncate(path, 4096)
+    os.truncate(path, left)
     return array
+most = (9 << 20) - 4096
 for fsync in (False, True):
-    for save in (pinning.save_file, pinning.save_file_async):
+    for left, save in ((4096, pinning.save_file), (most, pinning.save_file), (most, pinning.save_file_async)):
         try:
-            save({{"a": gone()}}, target, fsync=fsync)
+            save({{"a": gone(left)}}, target, fsync=fsync)
         except pinning.FileError as error:
             assert "mapped file" in str(error) and error.filename == target, error
         else:
@@ -95,12 +99,13 @@ assert not os.path.exists(target)
 pinning.save_file({{"a": numpy.zeros(9 << 20, "u1")}}, target, fsync=True)
 with open(target) as file:
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-try:
-    pinning.copy_file(gone(), target, 0, 9 << 20)
-except pinning.FileError as error:
-    assert "mapped file" in str(error), error
-else:
-    raise AssertionError
+for left in (4096, most):
+    try:
+        pinning.copy_file(gone(left), target, 0, 9 << 20)
+    except pinning.FileError as error:
+        assert "mapped file" in str(error), error
+    else:
+        raise AssertionError
 """
     try:
         subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)

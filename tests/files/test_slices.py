@@ -116,6 +116,8 @@ def test_shards_of_ranks(tmp_path: Path) -> None:
             assert len({part[name].shape for part in parts}) == 1
         assert all((part["norm"] == arrays["norm"]).all() for part in parts)
     assert load(path, shard(0, 1, 2)).keys() == arrays.keys()
+    chosen = load(path, lambda name, shape, dtype: shard(0, 1, 2) if len(shape) == 2 else ...)
+    assert [chosen[name].shape for name in arrays] == [(4, 512), (256, 8), (8,)]
     assert load(path, lambda name, shape, dtype: ... if len(shape) == 1 and dtype == "U8" else None).keys() == {"norm"}
     assert load(path, {"tall": None}) == {}
     assert load(path, {}) == {}

@@ -32,6 +32,7 @@ from pinning import (
     PinningError,
     VendorError,
 )
+from pinning.arrays import pinned
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import Hold
@@ -234,6 +235,18 @@ def test_locked_takes_all_or_none(device: FakeDevice) -> None:
     assert device.locked == {}
     with pinning.locked(device=device) as locks:
         assert locks == ()
+
+
+@pytest.mark.parametrize("call", [pinning.locked, pinned])
+def test_several_are_locked_by_each_with_block_and_a_call_without_one_warns(device: FakeDevice, call: Any) -> None:
+    with pytest.warns(RuntimeWarning, match=r"(locked|pinned)\(...\) does nothing without `with`"):
+        call(bytearray(10), device=device)
+        gc.collect()
+    block = call(bytearray(10), device=device)
+    for _ in range(2):
+        with block:
+            assert len(device.locked) == 1
+    assert device.locked == {}
 
 
 def test_locked_takes_buffers_that_overlap_one_another(device: FakeDevice) -> None:
