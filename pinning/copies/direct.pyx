@@ -317,6 +317,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
 cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
     cdef DirectCopy work = DirectCopy.__new__(DirectCopy)
     work.to, work.origin, work.hold = to, origin, hold
+    work.owners = (to.owner, origin.owner)
     work.call.set(to.ptr, origin.ptr, size)
     return work
 
@@ -365,7 +366,7 @@ def fill_async(
         check_addresses((to, size))
         return submitter._call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for, (to.owner,))
     cdef DirectFill work = DirectFill.__new__(DirectFill)
-    work.to = to
+    work.to, work.owners = to, (to.owner,)
     work.call.set(to.ptr, int.from_bytes(pattern, "little"), width, size // width)
     return submitter.enqueue(Event.__new__(Event), work, wait_for, ())
 

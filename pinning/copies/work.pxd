@@ -116,7 +116,6 @@ cdef class NativeCopy(Work):
     cdef CopyOperation* operation  # owned; the same as `native`
     cdef PinnedMap map
     cdef object staging  # keeps the device while it has rings
-    cdef tuple owners
 
 
 cdef class RangeCopy(NativeCopy):

@@ -89,9 +89,6 @@ cdef class DirectCopy(Work):
     def __cinit__(self):
         self.native = &self.call
 
-    cdef tuple kept(self):
-        return self.to.owner, self.origin.owner
-
     cdef str unrecordable(self):
         return PAGEABLE if self.pageable else None
 
@@ -104,18 +101,12 @@ cdef class DirectFill(Work):
     def __cinit__(self):
         self.native = &self.call
 
-    cdef tuple kept(self):
-        return self.to.owner,
-
     cdef str unrecordable(self):
         return None
 
 
 @cython.no_gc_clear
 cdef class NativeCopy(Work):
-    cdef tuple kept(self):
-        return self.owners
-
     cdef str unrecordable(self):
         return None if self.operation.is_direct() else PAGEABLE
 

@@ -207,7 +207,6 @@ cdef class FileWork(Work):
     cdef CopyLimits limits
     cdef CStaged* staged
     cdef bint plain  # nothing could be staged
-    cdef tuple owners
 
     cdef submit(self, VendorQueue* queue):
         cdef FileMemory memory = FileMemory.device if self.in_device else FileMemory.host
@@ -246,9 +245,6 @@ cdef class FileWork(Work):
                     count_bytes(way_plain, count)
                 at += count
         return 0
-
-    cdef tuple kept(self):
-        return self.owners
 
     def __dealloc__(self):
         cdef CStaged* staged = self.staged

@@ -505,8 +505,8 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
         where = "" if device is None else f" on {map_of(device).device.name}"
         region = next((each for each in regions(device, idle=True) if found.ptr in each), None)
         if region is not None and not region.idle:
-            raise NotLockedError(f"{found.ptr:#x} is locked{where} by the arena or allocation that it belongs to, until that is "
-                                 "closed or freed")
+            raise NotLockedError(f"{found.ptr:#x} is locked{where} by its owner, an arena, an allocation or a registration: "
+                                 "close, free or unregister that")
         why = (
             "pinning.regions() lists what is locked, and one lock allows one unlock" if region is None
             else "only the registration cache has it: pinning.give_back_idle() gives it back"

@@ -84,11 +84,6 @@ cdef class PoolAllocation(Allocation):
 
 
 cdef class Zeroes(Work):
-    cdef PoolAllocation allocation
-
-    cdef tuple kept(self):
-        return self.allocation,
-
     cdef submit(self, VendorQueue* queue):
         with nogil:
             queue.fill(self.written, 0, 1, self.written_size)
@@ -284,7 +279,7 @@ cdef class Store:
         cdef Zeroes zeroes
         if self.zero_initialize:
             zeroes = Zeroes.__new__(Zeroes)
-            zeroes.allocation = allocation
+            zeroes.owners = (allocation,)
             zeroes.written, zeroes.written_size = allocation.extent.ptr, allocation.extent.size
             try:
                 event = queue.submit(zeroes, events)

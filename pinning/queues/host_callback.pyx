@@ -56,7 +56,7 @@ cdef class HostCallback:
             waiting = self.event()
             if waiting is None:
                 raise
-            if isinstance(error, StopIteration):  # an event that raises it to a task would end that task as if all were well
+            if isinstance(error, StopIteration):  # which would end a task that waits, as if all were well
                 stopped, error = error, RuntimeError(f"{self.python!r} raised StopIteration")
                 error.__cause__ = stopped
             (<Event>waiting).fail(error)

@@ -63,10 +63,10 @@ cdef class Work:
     """An operation in C. The lane keeps it, and what it refers to, until it is over."""
 
     cdef Operation* native  # it submits, and belongs to this object; null: `submit` does
+    cdef tuple owners  # of the memory that it uses
     cdef uint64_t written, written_size  # without `native`: host-readable bytes that it may write; size 0: none
 
     cdef submit(self, VendorQueue* queue)
-    cdef tuple kept(self)  # whose memory it uses
     cdef str unrecordable(self)  # why a graph cannot record it; None if it does the same at each launch
 
 

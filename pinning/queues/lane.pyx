@@ -47,7 +47,9 @@ cdef cbool work_keeps(PyObject* work, const void* thing) noexcept:
 
 
 cdef bint keeps(object kept, object thing):
-    for each in (<Work>kept).kept() if isinstance(kept, Work) else <tuple>kept:
+    # Under the lane's lock, so nothing is made here: that could begin a garbage collection.
+    cdef tuple things = (<Work>kept).owners if isinstance(kept, Work) else <tuple>kept
+    for each in things:
         if each is thing:
             return True
     return False
@@ -81,14 +83,14 @@ cdef class Freeable:
 
 
 cdef class Work:
+    def __cinit__(self):
+        self.owners = ()
+
     cdef submit(self, VendorQueue* queue):
         if self.native is NULL:
             raise NotImplementedError
         with nogil:
             self.native.submit(dereference(queue))
-
-    cdef tuple kept(self):
-        return ()
 
     cdef str unrecordable(self):
         return ONCE

@@ -178,7 +178,7 @@ cdef class Submitter:
         return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
 
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
-        cdef tuple used = (<Work>work).kept() if isinstance(work, Work) else kept
+        cdef tuple used = (<Work>work).owners if isinstance(work, Work) else kept
         begin_submission(used)
         try:
             return self.enqueue_live(event, work, wait_for, kept)

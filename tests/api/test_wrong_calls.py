@@ -150,7 +150,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.pinned_map("host").lock(8192), TypeError, r"size is missing; .* lock\(address, size\)"),
     (lambda: pinning.unlock(A), NotLockedError, r"no locked region holds 0x.*pinning.regions\(\)"),
     (lambda: pinning.unlock(pinning.lock(A), device=FakeDevice()), NotLockedError, "not a lock for fake:0"),
-    (lambda: with_arena(lambda arena: pinning.unlock(arena.ptr)), NotLockedError, "by the arena or allocation"),
+    (lambda: with_arena(lambda arena: pinning.unlock(arena.ptr)), NotLockedError, "by its owner, an arena"),
     (lambda: pinning.copy(A, (4096, 8), 8), InvalidRangeError, "not mapped"),
     (lambda: with_memory(lambda memory: pinning.copy(memory, (4096, 8), 8)), InvalidRangeError, "not mapped"),
     (lambda: with_memory(lambda memory: pinning.copy((4096, 8), memory, 8)), InvalidRangeError, "not mapped"),

@@ -8,8 +8,9 @@ import itertools
 import random
 import sys
 import threading
+import time
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -96,6 +97,29 @@ def test_a_wait_for_a_queue_waits_for_each_stream_although_one_fails(device: Fak
         with pytest.raises(VendorError, match="fakeSynchronize"):
             waiting.result()
         assert queue.poll()
+
+
+def test_queues_that_cannot_wait_for_values_go_on_in_the_order_of_the_events(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeQueue, "waits_for_values", False)
+    gates = [threading.Event() for _ in range(3)]
+    with ExitStack() as stack:
+        queues = [stack.enter_context(Queue(device)) for _ in gates]
+        others = [stack.enter_context(Queue(HOST)) for _ in gates]
+        events = [
+            queue.submit(work, [other.call(gate.wait)])
+            for queue, other, gate in zip(queues, others, gates, strict=True)
+        ]
+        running = [Background(lambda each=each: device.release(queue=each)) for each in device.queues]
+        time.sleep(0.1)  # in which all of them begin to wait
+        for at in (1, 2, 0):
+            assert not events[at].done()
+            gates[at].set()
+            assert eventually(events[at].done)
+        for each in running:
+            each.result()
+        device.let_go()
 
 
 def test_copies_between_queues_of_the_host() -> None:
