@@ -53,15 +53,17 @@ def device() -> Iterator[FakeDevice]:
 
 
 class SlowDevice(FakeDevice):
-    """Locks only once `opened` is set."""
+    """Locks only once `opened` is set, but for the first `calls`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, calls: int = 0, largest_lock: int = sys.maxsize) -> None:
+        super().__init__(largest_lock=largest_lock)
+        self.calls_at_once = calls
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-        self.reached.set()
-        assert self.opened.wait(WAIT)
+        if self.count("data_lock") >= self.calls_at_once:
+            self.reached.set()
+            assert self.opened.wait(WAIT)
         return super().data_lock(ptr, size, read_only)
 
 
@@ -162,6 +164,18 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         assert arena.progress == SIZE
         asyncio.run(awaited(arena))
         assert arena.done()
+
+
+def test_the_device_address_of_a_range_is_known_once_its_last_byte_is_locked(device: FakeDevice) -> None:
+    slow = SlowDevice(1, SIZE // 2)
+    with Arena(SIZE, slow) as arena, ThreadPoolExecutor(1) as pool:
+        assert slow.reached.wait(WAIT)
+        assert arena.device_ptr_of(arena.ptr, SIZE // 2) == arena.ptr + LOCKED_OFFSET
+        asked = pool.submit(arena.device_ptr_of, arena.ptr, SIZE)
+        early = wait([asked], timeout=0.05).done
+        slow.opened.set()
+        assert not early
+        assert asked.result(WAIT) == arena.ptr + LOCKED_OFFSET
 
 
 async def awaited(arena: Arena) -> None:
