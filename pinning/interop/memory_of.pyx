@@ -97,6 +97,8 @@ cdef Kind kind_of(object buffer):
 cdef Kind find_kind(object cls, object buffer):
     if issubclass(cls, type):  # whose attributes describe its objects
         raise TypeError(f"{describe(buffer)} is a class; give an object of it")
+    if cls is bool:
+        raise TypeError(f"{buffer} is neither a buffer nor an address")
     cdef Kind kind = Kind.__new__(Kind)
     kind.address = issubclass(cls, Integral)  # including NumPy's, which are also buffers of their own few bytes
     kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)

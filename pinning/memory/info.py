@@ -11,7 +11,7 @@ import numpy
 
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import devices
-from pinning.memory.allocation import devices_used, find
+from pinning.memory.allocation import Allocation, devices_used, find
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind
 from pinning.runtime.buffers import Buffer
@@ -44,13 +44,13 @@ class AllocationInfo(NamedTuple):
     pool: Any
 
 
-def memory_info(ptr: Buffer) -> AllocationInfo | None:
+def memory_info(ptr: Buffer | Allocation) -> AllocationInfo | None:
     """The allocation that holds the byte at an address, of any owner, as vendors tell; `find` asks none.
 
     Parameters
     ----------
-    ptr : int or buffer
-        Any address, also within an allocation; for a host buffer, the address of its first byte is used.
+    ptr : int, buffer or Allocation
+        Any address, also within an allocation; of a host buffer and of an allocation, that of the first byte.
 
     Returns
     -------
@@ -62,7 +62,12 @@ def memory_info(ptr: Buffer) -> AllocationInfo | None:
     InvalidRangeError
         It is memory that sleeps and was not allocated by `alloc`: nothing is there until it wakes.
     """
-    address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
+    if isinstance(ptr, bool):
+        raise TypeError(f"{ptr} is neither a buffer nor an address")
+    if isinstance(ptr, Allocation):
+        address = ptr.ptr
+    else:
+        address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:
         return None
     ours = find(address)

@@ -149,6 +149,8 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.pinned_map("host").lock(A), TypeError, "address is a ndarray; .* buffers are for pinning.lock"),
     (lambda: pinning.pinned_map("host").lock(8192), TypeError, r"size is missing; .* lock\(address, size\)"),
     (lambda: pinning.unlock(A), NotLockedError, r"no locked region holds 0x.*pinning.regions\(\)"),
+    *((lambda call=call: call(True), TypeError, "True is neither") for call in (pinning.unlock, pinning.memory_info)),
+    (lambda: pinning.lock(True, 10), TypeError, "True is neither a buffer nor an address"),
     (lambda: pinning.unlock(pinning.lock(A), device=FakeDevice()), NotLockedError, "not a lock for fake:0"),
     (lambda: with_arena(lambda arena: pinning.unlock(arena.ptr)), NotLockedError, "by its owner, an arena"),
     (lambda: pinning.copy(A, (4096, 8), 8), InvalidRangeError, "not mapped"),

@@ -387,6 +387,7 @@ def test_two_devices_may_have_memory_at_the_same_address(fake: FakeMemoryDevice)
     theirs = pinning.alloc(4096, device=other)
     theirs.free()
     info = pinning.memory_info(memory.ptr)
+    assert info == pinning.memory_info(memory)
     assert info is not None and info.device is fake
     memory.free()
     assert pinning.memory_info(theirs.ptr) is None
