@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from commands import STAGED
-from programs import compiled, run_programs
+from cuda_programs import compiled, run_programs
 from results import Result
 
 FILES = ["Common", "Samples"]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from commands import STAGED
-from programs import run_programs
+from cuda_programs import run_programs
 from results import Result
 
 # With these arguments they run for seconds; with those of the makefiles, for minutes.
