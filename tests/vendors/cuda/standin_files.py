@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
+import resource
 import signal
 import threading
 import time
@@ -387,6 +389,31 @@ def test_a_save_whose_arena_is_trimmed(queue: pinning.Queue, tmp_path: Path, mon
     monkeypatch.setattr(snapshots, "_block", late)
     pinning.save_file_async({"a": found}, tmp_path / "b").wait()
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert eventually(lambda: trim_snapshots() > 0)
+
+
+def test_a_snapshot_whose_writes_fail_leaves_the_file_as_it_was(
+    queue: pinning.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of files, set once the new file has its size, stands in for a disk that fails."""
+    found = arrays.to_device(noise(4 << 20), device="cuda:0")
+    (tmp_path / "a").write_bytes(b"as it was")
+    before, block = resource.getrlimit(resource.RLIMIT_FSIZE), snapshots._block
+
+    def limited(*arguments: Any) -> Any:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        return block(*arguments)
+
+    monkeypatch.setattr(snapshots, "_block", limited)
+    try:
+        pinning.save_file_async({"a": found}, tmp_path / "a").wait()
+    except pinning.FileError as error:
+        assert error.errno == errno.EFBIG
+        assert (tmp_path / "a").read_bytes() == b"as it was"
+    else:  # in memory, where the limit does not count
+        assert (tmp_path / "a").stat().st_size > 4 << 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert eventually(lambda: trim_snapshots() > 0)
 
 
