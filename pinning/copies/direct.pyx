@@ -256,7 +256,7 @@ cdef bint submitted_plain(Copy copy, DirectCopy work, uint64_t size, Submitter s
 
 
 cdef int check_mapped(End host, uint64_t size) except -1:
-    """As `check_addresses`, in a fifth of a microsecond."""
+    """As `check_addresses`, in a third of a microsecond."""
     cdef uint64_t start = host.ptr & -PAGE
     if host.owner is None and msync(<void*>start, host.ptr - start + size, MS_ASYNC) != 0:
         check_addresses((host, size))
