@@ -62,12 +62,9 @@ def memory_info(ptr: Buffer | Allocation) -> AllocationInfo | None:
     InvalidRangeError
         It is memory that sleeps and was not allocated by `alloc`: nothing is there until it wakes.
     """
-    if isinstance(ptr, bool):
-        raise TypeError(f"{ptr} is neither a buffer nor an address")
     if isinstance(ptr, Allocation):
-        address = ptr.ptr
-    else:
-        address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
+        ptr = ptr.ptr
+    address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:
         return None
     ours = find(address)
@@ -83,7 +80,7 @@ def memory_info(ptr: Buffer | Allocation) -> AllocationInfo | None:
 def _is_address(ptr: object) -> TypeGuard[SupportsIndex]:
     if isinstance(ptr, numpy.integer):
         return True
-    return hasattr(type(ptr), "__index__") and not hasattr(ptr, "__array_interface__")
+    return hasattr(type(ptr), "__index__") and not isinstance(ptr, bool) and not hasattr(ptr, "__array_interface__")
 
 
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:

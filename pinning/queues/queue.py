@@ -239,7 +239,7 @@ class Queue(Submitter):
         return self._call(function, wait_for)
 
     def _call(self, function: Callable[[], object], wait_for: Iterable[Event], keep: tuple[object, ...] = ()) -> Event:
-        """`call`, for a function that uses the memory of what it has to keep."""
+        """`call`, and keep the owners of the memory that the function uses until it is over."""
         event = Event()
         callback = HostCallback(function, event)
 

@@ -447,12 +447,12 @@ def test_memory_that_is_freed_before_the_submission_is_refused(
     fake: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As another thread could, while the vendor is asked where the other end is."""
-    memory, ask = pinning.alloc(100, device=fake), fake.is_pinned_ptr
+    memory, is_pinned_ptr = pinning.alloc(100, device=fake), fake.is_pinned_ptr
 
     def free_first(ptr: int) -> pinning.plugin.PinnedInfo | None:
         if not memory.freed:
             memory.free()
-        return ask(ptr)
+        return is_pinned_ptr(ptr)
 
     monkeypatch.setattr(pinning.copies.costs, "stage_to_device", 1)
     monkeypatch.setattr(fake, "is_pinned_ptr", free_first)
