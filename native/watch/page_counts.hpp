@@ -132,13 +132,10 @@ class PageCounts {
     }
     return 0;
   }
-  Address after(Address end) const noexcept {
-    if (is_there(before_of(steps_.upper_bound(end)))) return end;
-    for (auto step = steps_.lower_bound(end); step != steps_.end(); ++step) {
-      if (is_there(step->second)) return step->first;
-    }
-    return 0;
-  }
+  Address after(Address end) const noexcept { return first(end, is_there); }
+
+  /// The first page from `start` on that is watched and not gone; 0: none.
+  Address first_watched(Address start) const noexcept { return first(start, is_watched); }
 
   /// Undo one `add`.
   void remove(Address start, Address end) noexcept {
@@ -158,9 +155,8 @@ class PageCounts {
     bool gone = false, leaving = false;
     std::uint32_t arrival = 0;  // of watched memory that has moved here; 0: none
   };
-  static bool is_there(Step const& step) noexcept {
-    return (step.count != 0 && !step.gone) || step.leaving || step.arrival != 0;
-  }
+  static bool is_watched(Step const& step) noexcept { return step.count != 0 && !step.gone; }
+  static bool is_there(Step const& step) noexcept { return is_watched(step) || step.leaving || step.arrival != 0; }
   using Steps = std::map<Address, Step, std::less<>, KernelAllocator<std::pair<Address const, Step>>>;
 
   struct Borders {
@@ -172,6 +168,15 @@ class PageCounts {
     auto const [first, last] = split(start, end);
     for (auto step = first; step != last; ++step) change_of(step->second);
     merge(start, end);
+  }
+
+  template <class IsWanted>
+  Address first(Address start, IsWanted&& is_wanted) const noexcept {
+    if (is_wanted(before_of(steps_.upper_bound(start)))) return start;
+    for (auto step = steps_.lower_bound(start); step != steps_.end(); ++step) {
+      if (is_wanted(step->second)) return step->first;
+    }
+    return 0;
   }
 
   /// Call `act` with each step that has pages in the range, and these.

@@ -199,6 +199,21 @@ class Watch : public Watcher {
     await_pending();  // pages are marked before the listeners are notified
   }
 
+  Address end_of_added(Address start) noexcept override {
+    std::lock_guard const guard(ranges_mutex_);
+    Address const limit = pages_.first_watched(start);
+    Address end = start;
+    auto const extend = [&](std::uint64_t size) {
+      if ((limit != 0 && end + size > limit) || !has_kernel_watch(end, end + size)) return false;
+      end += size;
+      return true;
+    };
+    std::uint64_t size = page;
+    while (extend(size)) size *= 2;
+    while ((size /= 2) >= page) extend(size);
+    return end;
+  }
+
   std::string problem() override {
     std::lock_guard const guard(ranges_mutex_);
     started();

@@ -94,6 +94,10 @@ class Watcher {
   /// Wait until that is so for the memory in [ptr, ptr + size), whatever happens to other memory.
   virtual void await_quiet(Address ptr, std::uint64_t size) noexcept = 0;
 
+  /// The end of the pages from `start` on that the kernel watches though no `watch` asked for it: those that a move added
+  /// to watched memory. Looked up page by page, because others may have split the mapping. `start`: none.
+  virtual Address end_of_added(Address start) noexcept = 0;
+
   /// Why the kernel does not report what `watch` asks for; empty if it does.
   virtual std::string problem() = 0;
 

@@ -304,16 +304,11 @@ void PageLocks::drain_invalidations() {
 }
 
 /// The kernel has also locked the memory that the move added at the end. Locks that are still counted there belong to
-/// what was there before the move: each later lock has waited until the list of moved memory is empty.
+/// what was there before the move: each later lock has waited until the list of moved memory is empty. If the memory
+/// moves again just before, this unlocks what has moved here since, which is in the list too, or soon will be.
 void PageLocks::unlock_moved(Moved const& moved) {
   Pages pages = moved.pages;
-  if (moved.grows) {
-    try {
-      auto const mapped = mappings(pages.end - 1, 1);
-      if (!mapped.empty()) pages.end = mapped.front().end;
-    } catch (Unavailable const&) {  // the mappings cannot be read
-    }
-  }
+  if (moved.grows) pages.end = process_watcher().end_of_added(pages.end);
   Change const change(*this, pages);
   {
     std::lock_guard const guard(mutex_);

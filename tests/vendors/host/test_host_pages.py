@@ -230,12 +230,25 @@ def test_memory_that_moves_again_before_that() -> None:
 
 
 @watched
+def test_memory_that_a_move_added_is_unlocked_though_others_split_the_mapping() -> None:
+    before = locked_kib()
+    for _ in range(ROUNDS // 10):
+        ptr = mapped(None)
+        lock = in_the_foreground(ptr)
+        ptr = moved(ptr, SIZE)
+        libc.munlock(ctypes.c_void_p(ptr), ctypes.c_size_t(SIZE))
+        assert (lock.held, settled_kib()) == (False, before)
+        libc.munmap(ptr, 2 * SIZE)
+
+
+@watched
 def test_new_lock_at_the_moved_address_stays_locked() -> None:
     before = locked_kib()
     for _ in range(ROUNDS // 10):
         ptr = mapped(None)
-        in_the_foreground(ptr)
+        moving = in_the_foreground(ptr)
         ptr = moved(ptr, SIZE)
+        assert not moving.held
         with pinning.lock((ptr + PAGE, PAGE), device="host") as lock:
             assert settled_kib() == before + PAGE // 1024
             assert lock.held
