@@ -46,6 +46,7 @@ cdef object SIZE = "the number of bytes. A device is named by device=, and sever
 # These export the few bytes of the pointer itself, not the memory that it points to.
 cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
+cdef tuple MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)  # what reading such an interface raises
 cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
 cdef dict kinds = {}  # by type
 cdef dict itemsizes = {}  # by NumPy's string for a dtype
@@ -180,6 +181,15 @@ def array_memory(array: Any) -> ArrayMemory:
         return ArrayMemory(
             tensor.ptr, tensor.shape, strides, dtype, bool(tensor.read_only), tensor.owner, device, None
         )
+    try:
+        return memory_by_interface(array, interface)
+    except PinningError:
+        raise
+    except MALFORMED as error:
+        raise no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}") from error
+
+
+cdef object memory_by_interface(object array, object interface):
     if interface.get("mask") is not None:
         raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray does not support: apply it first")
     ptr, read_only = interface["data"]
@@ -272,6 +282,16 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         return False
+    try:
+        set_interface(memory, array, interface)
+    except PinningError:
+        raise
+    except MALFORMED as error:
+        raise no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}") from error
+    return True
+
+
+cdef int set_interface(Bytes* memory, object array, object interface) except -1:
     typestr = interface["typestr"]
     itemsize = itemsizes.get(typestr)
     if itemsize is None:
@@ -284,7 +304,7 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
     ptr, read_only = interface["data"]
     set_array(memory, ptr, interface["shape"], interface.get("strides"), itemsize, read_only)
     memory.device_type = 0
-    return True
+    return 0
 
 
 cdef object by_other_protocols(object buffer, object size, bint any_device, Bytes* memory):

@@ -205,6 +205,16 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
             pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
 
 
+@pytest.mark.parametrize("interface", [5, {}, {"typestr": "zz"}, {"typestr": 4}, {"data": (4096,)}, {"shape": 3}], ids=str)
+def test_an_array_with_a_malformed_interface(device: FakeMemoryDevice, interface: Any) -> None:
+    correct = {"data": (4096, False), "shape": (10,), "typestr": "|u1", "version": 3}
+    array = SimpleNamespace(__cuda_array_interface__=interface if interface in (5, {}) else {**correct, **interface})
+    with pinning.alloc(10, device=device) as there, pytest.raises(InvalidRangeError, match="is malformed"):
+        pinning.copy(there, array)
+    with pytest.raises(InvalidRangeError, match="is malformed"):
+        pinning.arrays.as_device_array(array)
+
+
 class NumbaArray:
     """Like numba's device arrays: of a release whose pointer is an integer (`later`), or of an earlier one."""
 
