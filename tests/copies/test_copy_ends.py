@@ -205,7 +205,9 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
             pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
 
 
-@pytest.mark.parametrize("interface", [5, {}, {"typestr": "zz"}, {"typestr": 4}, {"data": (4096,)}, {"shape": 3}], ids=str)
+@pytest.mark.parametrize(
+    "interface", [5, {}, {"typestr": "zz"}, {"typestr": 4}, {"data": (4096,)}, {"shape": 3}], ids=str
+)
 def test_an_array_with_a_malformed_interface(device: FakeMemoryDevice, interface: Any) -> None:
     correct = {"data": (4096, False), "shape": (10,), "typestr": "|u1", "version": 3}
     array = SimpleNamespace(__cuda_array_interface__=interface if interface in (5, {}) else {**correct, **interface})
