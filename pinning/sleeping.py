@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ _ALONE = 1 << 20  # bytes from which a part is copied separately
 _UNIT = 64 << 20  # bytes of host memory that are locked at a time, while the next are populated
 _THREADS = 16  # that populate it, at most
 _AHEAD = 8  # pending copies at a time, so that links are released soon
+_PAUSE = 0.0001  # seconds, while another thread submits a copy
 _QUEUE = "sleep"  # a key of `device_slots`
 
 
@@ -296,6 +298,11 @@ def _call(memory: Allocation, act: Callable[[Parked, Memory], Any]) -> Event:
         ptr, size = memory.ptr, memory.size
         set_awake = partial(device.set_awake, ptr)
         set_awake(not parked.parked)  # refuses what is not sleepable
-        act(parked, Memory(device.name, set_awake, lambda: [(ptr, size)]))
+        try:
+            while memory._set_asleep(True):
+                time.sleep(_PAUSE)
+            act(parked, Memory(device.name, set_awake, lambda: [(ptr, size)]))
+        finally:
+            memory._set_asleep(parked.parked)
 
     return kept_queue(device_slots(device), _QUEUE, partial(Queue, "host:0")).call(called)

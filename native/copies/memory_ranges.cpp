@@ -6,6 +6,9 @@ namespace pinning {
 
 namespace {
 
+/// Questions about one address while others lock and unlock it; then its copy is left to the vendor.
+constexpr int most_looks = 16;
+
 /// Whether the owner may have unpinned the region without the map's knowledge.
 bool is_of_others(Region const& region) noexcept { return region.external && !region.registered; }
 
@@ -71,13 +74,21 @@ std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
   return std::nullopt;
 }
 
-/// The range around `ptr` that others have pinned. A lock that this process has just taken is held.
+/// The range around `ptr` that others have pinned, or that this process has just locked. What the vendor has said may
+/// be over by the time that the range is held, so the map is asked again.
 std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
-  auto const pinned = device_.is_pinned(ptr);
-  if (!pinned) return std::nullopt;
-  keep([&] { return track(ptr, 1); });
-  return MemoryRange{pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr,
-                     pinned->size};
+  for (int look = 0; look < most_looks; ++look) {
+    auto const pinned = device_.is_pinned(ptr);
+    if (!pinned) break;
+    try {
+      if (!keep([&] { return map_.track(ptr, 1); })) continue;  // unpinned since
+    } catch (std::exception const&) {  // the map refuses to hold it, but the vendor knows that it is pinned
+      return MemoryRange{pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr,
+                         pinned->size};
+    }
+    if (auto const range = locked(ptr)) return range;
+  }
+  return std::nullopt;
 }
 
 /// For `ptr`, which is not locked: the next byte that is, or that a vendor's call may be about to lock.

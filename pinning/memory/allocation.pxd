@@ -29,6 +29,7 @@ cdef class Allocation(Freeable):
     cdef object error  # why its pool refused the memory, else None
     cdef Py_ssize_t exports  # exported buffers
     cdef unsigned made_in
+    cdef unsigned long asleep  # the thread that put it to sleep, or is about to; 0: it is awake
     cdef public object _parked  # type: Any  # its contents in the host while it sleeps; dropped when it is freed
 
     cdef bint is_live(self) noexcept  # whether it has memory that this process can use

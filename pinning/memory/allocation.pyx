@@ -8,6 +8,7 @@ All state here changes in C while the GIL is held, in steps between which no sig
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.weakref cimport PyWeakref_GetObject
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
@@ -275,7 +276,14 @@ cdef class Allocation(Freeable):
             raise self.error
         if not self.is_live():
             raise InvalidRangeError(f"{self!r} cannot be copied")
+        if self.asleep != 0 and self.asleep != PyThread_get_thread_ident():
+            raise InvalidRangeError(f"{self!r} is asleep: wake it first")
         return 0
+
+    def _set_asleep(self, bint asleep) -> bool:
+        """Refuse other threads' copies and fills, or take them again. Returns whether a thread is submitting such work."""
+        self.asleep = PyThread_get_thread_ident() if asleep else 0
+        return self.submissions > 0
 
     # ---- its end ----
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from graph_cases import ended
 
 import c_api
 import pinning
+from fake_device import Background
 from noise import noise
 from pinning.errors import VendorError
 from standins.standin import StandIn
@@ -55,6 +57,22 @@ def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, en
     assert (back == host).all()
     assert copy.path == "direct"
     standin.configure()
+
+
+def test_blocks_of_memory_that_another_thread_locks_and_unlocks(queue: pinning.Queue) -> None:
+    """The stand-in ends the process if a kernel gets the address of memory that is no longer registered."""
+    host, ended = numpy.zeros(1 << 20, numpy.uint8), threading.Event()
+
+    def locks() -> None:
+        while not ended.is_set():
+            pinning.lock(host, device="cuda:0").unlock()
+
+    locking = Background(locks)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        for _ in range(1500):
+            pinning.copy_blocks(there, range(100), host, range(100), BLOCK, queue=queue)
+    ended.set()
+    locking.result()
 
 
 def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(

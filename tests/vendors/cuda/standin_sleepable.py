@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ctypes import c_int, c_size_t, c_ssize_t, c_void_p
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import pinning
 from c_api import LIBRARY
 from child_process import run_in_child
+from fake_device import Background
 from noise import noise
 from pinning import InvalidRangeError, OutOfMemoryError
 from pinning.conformance.faults import each_failure, eventually
@@ -227,6 +229,26 @@ def test_what_sleeps_is_neither_copied_nor_filled(
     pinning.sleeping.wake(memory)
     pinning.fill(memory, 3, queue=queue)
     assert (contents(memory, queue) == 3).all()
+
+
+def test_a_copy_beside_a_sleep_is_complete_or_refused(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    ended, done = threading.Event(), [0]
+
+    def copies() -> None:
+        with pinning.Queue(GPU) as own:
+            while not ended.is_set():
+                with suppress(InvalidRangeError):
+                    pinning.copy(memory, numpy.array([len(done)]), queue=own)
+                    done.append(len(done))
+
+    pinning.fill(memory, 0, queue=queue)
+    copying = Background(copies)
+    for _ in range(100):
+        pinning.sleeping.sleep(memory)
+        pinning.sleeping.wake(memory)
+    ended.set()
+    copying.result()
+    assert contents(memory, queue)[:8].view(numpy.int64) == done[-1]
 
 
 def test_after_an_error_an_allocation_is_as_it_was(
