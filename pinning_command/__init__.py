@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pinning`` and ``python -m pinning``. Only the commands that need `pinning` import it: that takes a while."""
 
+import io
+import os
 import sys
 
 
@@ -24,4 +26,21 @@ def main() -> None:
         if error.name not in ("rich", "typer"):
             raise
         sys.exit("pinning's commands need typer and rich: pip install typer rich")
-    app(prog_name="pinning")
+    _prepare_output()
+    try:
+        try:
+            app(prog_name="pinning")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # the output cannot be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python writes at exit
+        sys.exit(f"pinning: {error}")
+
+
+def _prepare_output() -> None:
+    """Standard output may be closed, or of an encoding that lacks a character."""
+    if sys.stdout is None:
+        sys.stdout = io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -80,8 +80,9 @@ cdef class Space:
             return function(*arguments)
 
     def _alone_in_child(self) -> None:
-        """In a forked child: replace the lock, which a thread of the parent may have held."""
+        """In a forked child: replace the lock, which a thread of the parent may have held. The allocations are the parent's."""
         self.changing = threading.RLock()
+        self.allocations = self.taken = 0
 
     def _begin(self, memory: Memory, uint64_t nbytes, uint64_t unit) -> None:
         self.memory_, self.start, self.bytes, self.grain = memory, memory.ptr, nbytes, unit
@@ -229,11 +230,15 @@ cdef class ArenaAllocation(Allocation):
         self.put()
 
     cdef void put(self) noexcept:
-        if self.extent_ is not NULL:
+        if self.extent_ is not NULL and not is_parents(self.made_in):
             self.space.allocations -= 1
             self.space.taken -= self.extent_.size
             self.space.extents.give_back(self.extent_)
-            self.extent_ = NULL
+        self.extent_ = NULL
+
+    cdef void count_export(self, int change) noexcept:
+        Allocation.count_export(self, change)
+        self.space.exports += change  # a forked child closes the arena though there are allocations
 
     @property
     def arena(self) -> Arena:

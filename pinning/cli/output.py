@@ -25,8 +25,7 @@ GOOD, BAD, WARNING = "[green]✓[/]", "[red]✗[/]", "[yellow]![/]"
 
 def console(file: TextIO | None = None) -> Console:
     """A console on standard output or another stream, at most 100 columns wide."""
-    plain = Console(file=file)
-    return Console(file=file, highlight=False, width=min(plain.width, 100))
+    return Console(file=file, highlight=False, width=min(Console(file=file).width, 100) or 80)
 
 
 @contextmanager

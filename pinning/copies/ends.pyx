@@ -25,6 +25,7 @@ from pinning.errors import InvalidRangeError
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES
 from pinning.interop.dtypes import VENDORS as VENDORS_OF_DLPACK
 from pinning.locking import devices
+from pinning.machine.populate import check_mapped
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
 from pinning.plugin import MemoryDevice, MemoryKind
@@ -130,6 +131,8 @@ cdef End resolve_end(object buffer, object preferred):
     if memory.may_refer:
         refuse_references(<object>(<Export>owner).view.obj)
     device = None if memory.device_type == 1 else device_of(buffer, &memory, preferred)
+    if device is None and memory.device_type == 0:
+        check_mapped(memory.ptr, memory.size)  # the object may have outlived memory of a device
     return new_end(memory.ptr, memory.size, device, memory.read_only == 1, owner)
 
 

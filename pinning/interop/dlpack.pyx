@@ -61,6 +61,7 @@ class Tensor(NamedTuple):
     bits: int
     lanes: int
     read_only: bool | None  # None: versions before 1.0 cannot express it
+    device: int  # its type in DLPack
     owner: object
 
 
@@ -185,6 +186,7 @@ def take_capsule(capsule: object) -> Tensor:
         tensor.bits,
         tensor.lanes,
         read_only,
+        tensor.device_type,
         managed,
     )
 

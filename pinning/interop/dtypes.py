@@ -71,7 +71,8 @@ def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
     """DLPack's code and bits of a NumPy dtype. Raises BufferError if there are none."""
     code = _CODES.get(dtype.kind)
     foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
-    if code is None or foreign:
+    padded = dtype.char in "gG"  # longdouble
+    if code is None or foreign or padded:
         raise BufferError(f"DLPack has no type for dtype {dtype}; take a view of its bytes")
     return code, 8 * dtype.itemsize
 

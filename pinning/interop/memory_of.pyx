@@ -418,7 +418,11 @@ cdef object open_dlpack(object array, int kind):
         capsule = array.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # older than the protocol's versions
         capsule = array.__dlpack__(**options)
-    return take_capsule(capsule)
+    tensor = take_capsule(capsule)
+    if on_host(kind) and not on_host(tensor.device):
+        raise InvalidRangeError(f"this {type(array).__name__} says that its DLPack device type is {kind}, and its capsule that "
+                                f"it is {tensor.device}")
+    return tensor
 
 
 # ---- ranges ----

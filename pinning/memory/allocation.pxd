@@ -40,6 +40,7 @@ cdef class Allocation(Freeable):
     cdef int check_unexported(self) except -1
     cdef int check_unlocked(self) except -1
     cdef int check_bytes(self) except -1
+    cdef void count_export(self, int change) noexcept
     cdef int give_back(self) except -1
 
 

@@ -408,10 +408,13 @@ cdef class Allocation(Freeable):
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.check_bytes()
         PyBuffer_FillInfo(view, self, <void*>self.extent.ptr, self.extent.size, False, flags)
-        self.exports += 1
+        self.count_export(1)
 
     def __releasebuffer__(self, Py_buffer* view):
-        self.exports -= 1
+        self.count_export(-1)
+
+    cdef void count_export(self, int change) noexcept:
+        self.exports += change
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -521,19 +521,28 @@ def test_a_child_has_the_bytes_of_a_shared_arena_and_no_locks(device: FakeDevice
     with Arena(SIZE, device, shared=True) as arena:
         arena.wait(timeout=WAIT)
         assert os.fstat(arena.fileno()).st_size == SIZE
+        memory = arena.allocate(100)
+        exported = memoryview(memory)
 
         def check() -> None:
             assert not arena.closed
+            assert memory.freed
+            assert arena.allocated == 0
             assert not pinning.is_locked(arena, device=device)
             with pytest.raises(NotLockedError, match="fork"):
                 arena.wait()
             with pytest.raises(PinningError, match="fork"):
                 arena.allocate(1)
             arena.asarray()[5] = 77
+            with pytest.raises(StillInUseError, match="exported"):
+                arena.close()
+            exported.release()
             arena.close()
             assert arena.closed
 
         run_in_child(check)
+        exported.release()
+        memory.free()
         assert arena.asarray()[5] == 77
         assert pinning.is_locked(arena, device=device)
     with Arena(SIZE, device) as alone, pytest.raises(PinningError, match="shared=True"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -294,6 +294,23 @@ def test_help_needs_no_numpy(pinning: Pinning, command: list[str]) -> None:
 def test_python_m_pinning_is_pinning() -> None:
     run = [sys.executable, "-m", "pinning", "doctor", "--help"]
     assert "Usage: pinning doctor" in subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["top", "--once"]], ids=" ".join)
+def test_output_that_cannot_be_written(command: list[str]) -> None:
+    pinning = [sys.executable, "-m", "pinning", *command]
+
+    def run(*given: str, stdout: IO[str] | int = subprocess.PIPE, **variables: str) -> tuple[int, str, str]:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(given, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    with Path("/dev/full").open("w") as full:
+        assert run(*pinning, stdout=full) == (1, None, "pinning: [Errno 28] No space left on device\n")
+    assert run("sh", "-c", 'exec "$@" >&-', "sh", *pinning) == (0, "", "")
+    code, out, err = run(*pinning, PYTHONIOENCODING="ascii", COLUMNS="0")
+    assert (code, err) == (0, "")
+    assert out
 
 
 def test_commands_complete_themselves(pinning: Pinning) -> None:

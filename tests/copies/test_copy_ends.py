@@ -280,8 +280,10 @@ def test_an_address_of_memory_that_is_gone() -> None:
     memory, array = Memory(3), noise(3 * PAGE)
     lock = pinning.lock((memory.ptr, memory.size), device="host")
     memory.unmap(1)
+    interface = {"data": (memory.ptr + PAGE, False), "shape": (PAGE,), "typestr": "|u1", "version": 3}
+    outlived = SimpleNamespace(__cuda_array_interface__=interface)
     gone: list[tuple[Any, int]] = [(lock, 3), ((memory.ptr, memory.size), 3), ((memory.ptr + PAGE, PAGE), 1)]
-    for each, pages in gone:
+    for each, pages in [*gone, (outlived, 1)]:
         with pytest.raises(InvalidRangeError, match="not mapped"):
             pinning.copy(array, each, pages * PAGE)
         with pytest.raises(InvalidRangeError, match="not mapped"):

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 import pinning
-from pinning import LayoutError, MemoryKind, arrays
+from pinning import InvalidRangeError, LayoutError, MemoryKind, arrays
 from pinning.interop.dlpack import take_capsule
 from pinning.memory import default_pool
 from queue_work import holding
@@ -200,6 +200,8 @@ def test_tensors_of_others_are_taken_where_they_are(standin: StandIn) -> None:
     assert theirs.device_ptr == pinned.ctypes.data
     theirs[1:] = 5
     assert pinned.tolist() == [4, 5, 5, 5, 5]
+    with pytest.raises(InvalidRangeError, match="its capsule that it is 2"):
+        arrays.as_device_array(Tensor(1, there))
 
 
 @pytest.mark.parametrize("make", [arrays.mapped_array, arrays.managed_array])
