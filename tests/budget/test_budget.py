@@ -109,6 +109,21 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
     assert used() == fixed
 
 
+def test_a_lock_within_an_unlock_does_not_wait_for_it(device: FakeDevice) -> None:
+    class Locking(FakeDevice):
+        def data_unlock(self, ptr: int) -> None:
+            with pytest.raises(LockLimitError):
+                pinning.pinned_map(device).lock(0x50000, 100)
+            super().data_unlock(ptr)
+
+    before = used()
+    pinning.budget(before + 100, idle=False)
+    locking = pinning.pinned_map(Locking("locking:0"))
+    locking.lock(0x10000, 100)
+    locking.unlock(0x10000)
+    assert (used(), device.count("data_lock")) == (before, 0)
+
+
 def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
     before = pinning.budget()
     pinned = pinning.pinned_map(device)

@@ -290,6 +290,8 @@ def test_an_address_of_memory_that_is_gone() -> None:
             pinning.copy_2d(each, PAGE, array, PAGE, 8, pages)
         with pytest.raises(InvalidRangeError, match="not mapped"):
             pinning.fill(each, 1, pages * PAGE)
+    with pinning.alloc(200, device="host") as there, pytest.raises(InvalidRangeError, match="not mapped"):
+        pinning.copy(there, memory.ptr + PAGE - 100, 200)
     with pytest.raises(InvalidRangeError, match="not mapped"):
         pinning.copy_batch([array[:8], memory.ptr + 2 * PAGE], [memory.ptr + PAGE, array[8:16]], 8)
     with pytest.raises(InvalidRangeError, match="not mapped"):

@@ -23,7 +23,16 @@ import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background, FakeDevice
 from fake_memory import FakeMemoryDevice, FakeQueue
-from pinning import Context, InvalidRangeError, MemoryKind, PinningError, StillInUseError, StillLockedError, VendorError
+from pinning import (
+    Context,
+    InvalidRangeError,
+    MemoryKind,
+    PartialOverlapError,
+    PinningError,
+    StillInUseError,
+    StillLockedError,
+    VendorError,
+)
 from pinning.conformance.faults import eventually
 from pinning.memory import default_context
 from queue_work import program
@@ -142,6 +151,25 @@ def test_host_memory_is_found_in_the_maps_of_all_devices(fakes: list[FakeMemoryD
         assert memory.device_ptr == memory.ptr + LOCKED_OFFSET
         assert fakes[0].count("data_lock") == 0
     assert not any(pinning.is_locked(memory.ptr, 1, device=device) for device in fakes)
+
+
+def test_host_memory_that_one_of_several_maps_refuses_is_in_none(
+    fakes: list[FakeMemoryDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fakes[1], "is_pinned_ptr", fakes[0].is_pinned_ptr)
+    first, second = (pinning.pinned_map(each) for each in fakes)
+    allocate, bases = fakes[0].allocate, []
+
+    def then_locked(size: int, kind: MemoryKind) -> int:
+        bases.append(allocate(size, kind))
+        second.lock(bases[0] + 10, 10)  # as another thread could
+        return bases[0]
+
+    monkeypatch.setattr(fakes[0], "allocate", then_locked)
+    with Context(fakes) as context, pytest.raises(PartialOverlapError):
+        context.alloc(1000, HOST)
+    second.unlock(bases[0] + 10)
+    assert (len(first), len(second)) == (0, 0)
 
 
 def test_host_memory_that_one_device_of_the_context_cannot_reach(fakes: list[FakeMemoryDevice]) -> None:

@@ -166,7 +166,7 @@ def test_what_is_left_of_a_block_waits_for_its_free(device: FakeMemoryDevice, po
 def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
     device: FakeMemoryDevice, pool: Pool
 ) -> None:
-    with Queue(device) as one, Queue(device) as other:
+    with Queue(device) as one, Queue(device) as other, Queue(device) as third:
         whole = alloc(one, pool, 2 * KIB)
         base = whole.ptr
         one.free(whole)
@@ -176,11 +176,14 @@ def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
         first, second = one.free(left), other.free(right, [work])
         alone = alloc(one, pool, 2 * KIB)
         assert alone.ptr != base
-        joined = alloc(one, pool, 2 * KIB, (second,))
+        joined = alloc(one, pool, 2 * KIB - 256, (second,))
         assert joined.ptr == base
         assert first is not None
+        early = alloc(third, pool, 256, (first,))  # the rest is of the second
+        rest = alloc(third, pool, 256, (second,))
+        assert (early.ptr != rest.ptr, rest.ptr) == (True, base + 2 * KIB - 256)
         device.let_go()
-        for allocation in (alone, joined):
+        for allocation in (alone, joined, early, rest):
             one.free(allocation)
 
 

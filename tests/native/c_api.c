@@ -267,6 +267,7 @@ static void registrars(pinning_map *map) {
   GIVES(PINNING_INVALID_ARGUMENT, pinning_remove_registrar(map, &book));
   GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
   GIVES(PINNING_OK, pinning_add_registrar(map, &registrar));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, &registrar));
   EXPECT(book.start == memory && book.size == 100);
   GIVES(PINNING_OK, pinning_lock(map, memory + 50, 10, NULL));
   GIVES(PINNING_OK, pinning_unlock(map, memory));

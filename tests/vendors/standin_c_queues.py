@@ -24,6 +24,7 @@ from pinning.plugin.native import NativeQueue
 from standins.cases import only
 from standins.standin import StandIn
 
+UNKNOWN = 999
 BUSY = 32 << 20  # bytes that the queue copies first: what follows waits for that, unless it does not wait as it should
 
 
@@ -56,6 +57,20 @@ def test_what_pending_work_writes_is_read_after_it(
 def test_copies_in_one_stream_know_of_each_other(stream: int, gpu: Any, locked: bool) -> None:
     """Also those that `pinning_copy_async` submits, without a queue of the interface."""
     check_stream(gpu, stream, 192 << 10, BUSY, locked)
+
+
+@only("cuda", "hip")
+@pytest.mark.parametrize("ask", [c_api.Event.done, c_api.Event.wait], ids=["done", "wait"])
+def test_a_failure_that_the_vendor_tells_when_asked_is_the_events(
+    standin: StandIn, c_queue: c_api.Queue, gpu: Any, ask: Callable[[c_api.Event], object]
+) -> None:
+    with two_blocks(gpu, 4 << 20) as busy:
+        event = c_queue.copy(*busy, 4 << 20)
+        standin.configure(f"fail=*:1:{UNKNOWN}")
+        with pytest.raises(c_api.StatusError):
+            ask(event)
+        standin.configure()
+        c_queue.synchronize()
 
 
 @pytest.mark.parametrize("size", [192 << 10, 12 << 20])

@@ -285,7 +285,8 @@ typedef enum pinning_reason PINNING_ENUM {
  * is memory of its device or of the host, locked, pageable or both. The copy is split at the borders of locks, and each
  * part takes its fastest path: locked memory by the device, large pageable memory by threads through pinned blocks,
  * small by the vendor's own copy. PINNING_INVALID_RANGE for an empty or invalid range, or one past the end of device
- * memory. If the vendor refuses, some bytes may have been copied, and nothing is in progress any more.
+ * memory; host memory that is not mapped faults, as in memcpy. If the vendor refuses, some bytes may have been copied,
+ * and nothing is in progress any more.
  */
 PINNING_API pinning_status pinning_copy(pinning_map *map, void *dst, const void *src, size_t size) PINNING_NOEXCEPT;
 

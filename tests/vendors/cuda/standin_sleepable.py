@@ -67,6 +67,8 @@ def test_it_wakes_at_its_address_and_its_memory_is_given_back_in_between() -> No
             pinning.copy(ptr, data, data.size, queue=queue)
             assert _lib.pinning_sleep(ptr, 1) == 0 == _lib.pinning_sleep(ptr, 1)
             assert live("memory") == 0 and live("reserved") == 1
+            with pytest.raises(InvalidRangeError, match="asleep"):
+                pinning.copy(ptr, data, data.size, queue=queue)
             assert _lib.pinning_wake(ptr, 1) == 0 == _lib.pinning_wake(ptr, 1)
             assert live("memory") == 1
             pinning.copy(ptr, data, data.size, queue=queue)

@@ -249,11 +249,12 @@ def test_new_lock_at_the_moved_address_stays_locked() -> None:
         moving = in_the_foreground(ptr)
         ptr = moved(ptr, SIZE)
         assert not moving.held
-        with pinning.lock((ptr + PAGE, PAGE), device="host") as lock:
-            assert settled_kib() == before + PAGE // 1024
-            assert lock.held
-        assert settled_kib() == before
+        lock = pinning.lock((ptr + PAGE, PAGE), device="host")
+        assert settled_kib() == before + PAGE // 1024
+        assert lock.held
         libc.munmap(ptr, 2 * SIZE)
+        assert not lock.held
+        assert settled_kib() == before
 
 
 PRELOADED = """
