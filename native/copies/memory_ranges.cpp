@@ -12,6 +12,10 @@ constexpr int most_looks = 16;
 /// Whether the owner may have unpinned the region without the map's knowledge.
 bool is_of_others(Region const& region) noexcept { return region.external && !region.registered; }
 
+MemoryRange range_of(Region const& region) noexcept {
+  return {region.start, region.start + region.size, MemoryRange::Kind::locked, region.device_ptr, region.piece};
+}
+
 /// The end of the piece around `ptr` of a region that is growing: no copy may cross it, because one of the pieces may be
 /// locked by then.
 Address border_after(Region const& region, Address ptr) noexcept {
@@ -65,10 +69,7 @@ MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_
 std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
   while (auto const region = map_.find_registered(ptr)) {
     auto const held = hold(*region, ptr);
-    if (held && held->serial == region->serial) {
-      return MemoryRange{region->start, region->start + region->size, MemoryRange::Kind::locked, region->device_ptr,
-                         region->piece};
-    }
+    if (held && held->serial == region->serial) return range_of(*region);
     if (!held && is_of_others(*region)) break;  // unpinned since
   }
   return std::nullopt;
@@ -80,13 +81,15 @@ std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
   for (int look = 0; look < most_looks; ++look) {
     auto const pinned = device_.is_pinned(ptr);
     if (!pinned) break;
+    std::optional<Hold> held;
     try {
-      if (!keep([&] { return map_.track(ptr, 1); })) continue;  // unpinned since
+      held = keep([&] { return map_.track(ptr, 1); });
     } catch (std::exception const&) {  // the map refuses to hold it, but the vendor knows that it is pinned
       return MemoryRange{pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr,
                          pinned->size};
     }
-    if (auto const range = locked(ptr)) return range;
+    if (!held) continue;  // unpinned since
+    if (auto const region = map_.find_registered(ptr); region && region->serial == held->serial) return range_of(*region);
   }
   return std::nullopt;
 }
