@@ -63,6 +63,7 @@ class Program(RuleBasedStateMachine):
         self.memory = Memory(PAGES)
         self.mapped: dict[int, list[Range]] = {0: [], 1: []}
         self.asked: list[Range] = []
+        self.refused: set[Range] = set()  # what the driver has refused to unlock: it stays until something meets it
 
     def teardown(self) -> None:
         for device, ranges in self.mapped.items():
@@ -81,12 +82,16 @@ class Program(RuleBasedStateMachine):
             runtime.map(self.memory.ptr + place[0], place[1], device)
             self.mapped[device].append(place)
 
-    @rule(data=st.data(), device=devices)
-    def unmap(self, data: st.DataObject, device: int) -> None:
+    @rule(data=st.data(), device=devices, refused=st.booleans())
+    def unmap(self, data: st.DataObject, device: int, refused: bool) -> None:
         if self.mapped[device]:
             place = data.draw(st.sampled_from(self.mapped[device]))
             self.mapped[device].remove(place)
+            standin.configure("fail=cuMemHostUnregister:1:999" if refused else "")
             runtime.unmap(self.memory.ptr + place[0], device)
+            if refused and len(standin.calls("cuMemHostUnregister")) == 1:
+                self.refused |= {region for region in self.locked() if meet(region, place)}
+            standin.configure()
 
     @rule(data=st.data(), device=devices, times=st.integers(1, 3))
     def move_what_is_mapped(self, data: st.DataObject, device: int, times: int) -> None:
@@ -148,7 +153,8 @@ class Program(RuleBasedStateMachine):
         if not STAYS:
             everything = [*self.asked, *self.mapped[0], *self.mapped[1]]
             for region in regions:
-                assert any(meet(region, each) for each in everything), f"nobody needs {region}"
+                needed = region in self.refused or any(meet(region, each) for each in everything)
+                assert needed, f"nothing needs {region}"
 
 
 def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used_it(tmp_path: Path) -> None:
@@ -163,6 +169,23 @@ def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used
     tool.llvm_omp_target_unlock_mem(program.memory.ptr, 0)
     assert program.locked() == (set() if whole[1] > BUDGET else {whole})
     runtime.unmap(program.memory.ptr, 1)
+    program.teardown()
+
+
+def test_a_lock_whose_end_the_driver_refuses_ends_when_a_transfer_meets_it(tmp_path: Path) -> None:
+    global standin
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    program, place = Program(), (0, 2 * PAGE)
+    runtime.map(program.memory.ptr, place[1], 0)
+    for _ in range(3):
+        program.move(place, 0)
+    assert program.locked() == {place}
+    standin.configure("fail=cuMemHostUnregister:1:999")
+    runtime.unmap(program.memory.ptr, 0)
+    standin.configure()
+    program.move((PAGE, 2 * PAGE), 0)
+    assert place not in program.locked()
     program.teardown()
 
 
