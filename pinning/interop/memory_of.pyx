@@ -12,6 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
 
 import ctypes
+import operator
 import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,6 +48,7 @@ cdef object SIZE = "the number of bytes. A device is named by device=, and sever
 cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
 cdef tuple MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)  # what reading such an interface raises
+cdef object MOST = 1 << 64
 cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
 cdef dict kinds = {}  # by type
 cdef dict itemsizes = {}  # by NumPy's string for a dtype
@@ -193,14 +195,23 @@ cdef object memory_by_interface(object array, object interface):
     if interface.get("mask") is not None:
         raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray does not support: apply it first")
     ptr, read_only = interface["data"]
-    dtype, shape = numpy.dtype(interface["typestr"]), tuple(interface["shape"])
+    dtype, shape = numpy.dtype(interface["typestr"]), integers(interface["shape"])
+    strides, stream = interface.get("strides"), interface.get("stream")
+    if strides is not None:
+        strides = integers(strides)
+    if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
+        raise ValueError(f"shape {shape} and strides {strides}")
+    if stream is not None and not 0 <= operator.index(stream) < MOST:
+        raise ValueError(f"stream {stream}")
     if dtype.kind == "V" and interface.get("descr"):
         dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
     if not ptr and 0 not in shape:
         raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} reports that its memory is at address 0")
-    return ArrayMemory(
-        ptr or 0, shape, interface.get("strides"), dtype, bool(read_only), array, None, interface.get("stream")
-    )
+    return ArrayMemory(ptr or 0, shape, strides, dtype, bool(read_only), array, None, stream)
+
+
+cdef tuple integers(object numbers):
+    return tuple([operator.index(each) for each in numbers])
 
 
 # ---- the protocols ----

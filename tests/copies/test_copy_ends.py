@@ -213,8 +213,10 @@ def test_an_array_with_a_malformed_interface(device: FakeMemoryDevice, interface
     array = SimpleNamespace(__cuda_array_interface__=interface if interface in (5, {}) else {**correct, **interface})
     with pinning.alloc(10, device=device) as there, pytest.raises(InvalidRangeError, match="is malformed"):
         pinning.copy(there, array)
-    with pytest.raises(InvalidRangeError, match="is malformed"):
-        pinning.arrays.as_device_array(array)
+    strict: list[dict[str, Any]] = [{"shape": (-3,)}, {"shape": ("a",)}, {"strides": (1, 2)}, {"stream": -1}]
+    for each in (array, *[SimpleNamespace(__cuda_array_interface__={**correct, **wrong}) for wrong in strict]):
+        with pytest.raises(InvalidRangeError, match="is malformed"):
+            pinning.arrays.as_device_array(each)
 
 
 class NumbaArray:
