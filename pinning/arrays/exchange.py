@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from pinning.arrays.buffer import Buffer
@@ -162,6 +163,8 @@ def _order(array: View, stream: int | None) -> None:
         for queue in array._buffer.queues():
             queue.record().wait()
         return
+    if stream is not None and not _NO_STREAM <= operator.index(stream) < 1 << 64:
+        raise BufferError(f"stream is {stream}; it must be -1, for none, or a stream's number or address")
     if plugin == "cuda" and stream == 0:
         raise BufferError("stream 0 is ambiguous: 1 is the legacy default stream, 2 that of the thread")
     queues = [] if stream == _NO_STREAM else array._buffer.queues()

@@ -37,13 +37,13 @@ class TensorInfo(NamedTuple):
 
 def numpy_dtype_of(tensor: TensorInfo, library: str = "NumPy") -> numpy.dtype[Any]:
     """The dtype for a library with NumPy's dtypes. Raises FileFormatError if these lack the tensor's."""
-    dtype = DTYPES[tensor.dtype].numpy
-    if dtype is None:
+    known = DTYPES[tensor.dtype]
+    if known.numpy is None:
+        others = "framework='dlpack', for tensors of any dtype" + (", or 'torch'" if known.torch else "")
         raise FileFormatError(
-            f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which {library} has not: give framework='torch', "
-            "or 'dlpack' for tensors of any dtype"
+            f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which {library} has not: give {others}"
         )
-    return numpy.dtype(dtype)
+    return numpy.dtype(known.numpy)
 
 
 class Header(NamedTuple):

@@ -89,6 +89,8 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
                 assert told == ([] if waits is None else [waits])
             with pytest.raises(BufferError, match="ambiguous"):
                 there.__dlpack__(stream=0)
+            with pytest.raises(BufferError, match="stream is -2"):
+                there.__dlpack__(stream=-2)
         stream.synchronize()
         assert there.__cuda_array_interface__["stream"] is None
         assert (here == numbers(100)).all()
