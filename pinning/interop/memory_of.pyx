@@ -47,7 +47,7 @@ cdef object SIZE = "the number of bytes. A device is named by device=, and sever
 # These export the few bytes of the pointer itself, not the memory that it points to.
 cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
-cdef tuple MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)  # what reading such an interface raises
+cdef tuple MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)  # what a bad interface raises
 cdef object MOST = 1 << 64
 cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
 cdef dict kinds = {}  # by type
@@ -185,10 +185,8 @@ def array_memory(array: Any) -> ArrayMemory:
         )
     try:
         return memory_by_interface(array, interface)
-    except PinningError:
-        raise
     except MALFORMED as error:
-        raise no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}") from error
+        raise malformed(array, error)
 
 
 cdef object memory_by_interface(object array, object interface):
@@ -208,6 +206,15 @@ cdef object memory_by_interface(object array, object interface):
     if not ptr and 0 not in shape:
         raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} reports that its memory is at address 0")
     return ArrayMemory(ptr or 0, shape, strides, dtype, bool(read_only), array, None, stream)
+
+
+cdef object malformed(object array, object error):
+    """The error to raise for one in reading an array's ``__cuda_array_interface__``."""
+    if isinstance(error, PinningError):
+        return error
+    refused = no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}")
+    refused.__cause__ = error
+    return refused
 
 
 cdef tuple integers(object numbers):
@@ -295,10 +302,8 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
         return False
     try:
         set_interface(memory, array, interface)
-    except PinningError:
-        raise
     except MALFORMED as error:
-        raise no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}") from error
+        raise malformed(array, error)
     return True
 
 
