@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs as they are, and with the preloaded library that stages their copies; and `pinning.copy`, in one run.
 
-python benchmarks/any_program/run.py [--json FILE] [cudart cudart-shared torch cupy numba jax cuda loader model]
+python benchmarks/any_program/run.py [--json FILE] [NAME ...]
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rich.table import Table
 from pinning_command.run import library
 
 HERE = Path(__file__).parent
-EVERYTHING = ["cudart", "cudart-shared", "torch", "cupy", "numba", "jax", "cuda", "loader", "model"]
+LIBRARIES = ["cudart", "cudart-shared", "torch", "cupy", "numba", "jax", "cuda"]
+TORCH_PROGRAMS = ["loader", "model", "checkpoint", "shards"]
 Figures = dict[str, float]
 
 
@@ -50,10 +51,10 @@ def main(
     measured: dict[str, dict[str, Figures]] = {}
     script = [sys.executable, "-P", str(HERE / "library.py")]
     with tempfile.TemporaryDirectory() as folder:
-        for name in programs or EVERYTHING:
+        for name in programs or [*LIBRARIES, *TORCH_PROGRAMS]:
             if name.startswith("cudart"):
                 command = [str(built(name, Path(folder))), "time"]
-            elif name in ("loader", "model"):
+            elif name in TORCH_PROGRAMS:
                 command = [sys.executable, "-P", str(HERE / "programs.py"), name]
             else:
                 command = [*script, name]

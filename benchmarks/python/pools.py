@@ -26,9 +26,7 @@ Free = Callable[[object], object]
 
 def contenders(queue: pinning.Queue, pool: pinning.Pool) -> dict[str, tuple[Alloc, Free]]:
     """By name, the functions that allocate and free."""
-    found: dict[str, tuple[Alloc, Free]] = {
-        "pinning": (lambda size: queue.alloc(size, pool=pool)[0], queue.free)
-    }
+    found: dict[str, tuple[Alloc, Free]] = {"pinning": (lambda size: queue.alloc(size, pool=pool)[0], queue.free)}
     if queue.device.name.startswith("host"):
         found["numpy.empty"] = lambda size: numpy.empty(size, numpy.uint8), lambda array: None
         return found

@@ -88,31 +88,37 @@ def compare(
     explained: Mapping[str, str],
     row: Row,
 ) -> Row:
-    """Sort the cases into `row`. Those that differ are run again, bare and with ours, to rule out chance.
+    """Sort the cases into `row`. Those that differ for no known reason are run again both ways, to rule out chance.
 
     `explained` has the reasons for differences, by regular expressions for cases.
     """
-    differ = {case for case in bare if not ours.get(case, NOT_RUN).is_as(bare[case])}
+
+    def differing(cases: Collection[str]) -> set[str]:
+        return {case for case in cases if not ours.get(case, NOT_RUN).is_as(bare[case])}
+
+    def reason(case: str) -> str | None:
+        return next((why for pattern, why in explained.items() if re.search(pattern, case)), None)
+
+    row.explained = {case: why for case in sorted(differing(bare)) if (why := reason(case))}
+    differ = differing(bare.keys() - row.explained.keys())
     for _ in range(2):
         if differ:
             bare_again, ours_again = again(differ)
             bare = {**bare, **{case: bare_again.get(case, NOT_RUN) for case in differ}}
             ours = {**ours, **{case: ours_again.get(case, NOT_RUN) for case in differ}}
-            differ = {case for case in differ if not ours[case].is_as(bare[case])}
-    for case in sorted(bare):
+            differ = differing(differ)
+    for case in sorted(bare.keys() - row.explained.keys()):
         found = ours.get(case, NOT_RUN)
-        if found.state == PASSED and case not in differ:
-            row.passed.append(case)
-        elif case not in differ:
-            row.alike.append(case)
-        elif known := next((why for pattern, why in explained.items() if re.search(pattern, case)), None):
-            row.explained[case] = known
-        else:
+        if case in differ:
             row.ours[case] = (
                 f"{found.state}, with another output"
                 if found.state == bare[case].state
                 else (found.reason or found.state)
             )
+        elif found.state == PASSED:
+            row.passed.append(case)
+        else:
+            row.alike.append(case)
     return row
 
 
