@@ -360,7 +360,6 @@ def test_a_breach_is_found(copy: Path, rule: Callable[[Path], list[Source]], fil
         assert rule(copy)
     finally:
         path.write_text(before)
-    assert rule(copy) == []
 
 
 def python(program: str, *options: str) -> str:
@@ -420,6 +419,7 @@ def test_a_plugin_needs_the_interface_alone(tmp_path: Path, name: str) -> None:
 HEADERS = sorted(path for folder in header_folders(ROOT) for path in folder.glob("*/*.hpp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
 def test_a_header_compiles_alone_and_without_python(header: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++")

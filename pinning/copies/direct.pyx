@@ -31,6 +31,7 @@ from mmap import PAGESIZE
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
+from pinning.copies import links
 from pinning.copies.copy import check_addresses, copy_planned, explain_copy, resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.links import copy_divided, copy_in_rounds, explained, ways_of
@@ -58,7 +59,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
 cdef enum:
-    DIVIDED_FROM = 64 << 20  # bytes, if the queue may use other devices' links
+    MIB = 1 << 20  # less is never divided between links
 
 cdef uint64_t PAGE = PAGESIZE
 cdef dict defaults = default_queues  # weak references
@@ -135,7 +136,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
         raise ArgumentError(f"src_access_order is {describe(src_access_order)}; it must be 'stream' or 'any'")
     if submitter is None:
         submitter = default_of(to, origin)
-    if size >= DIVIDED_FROM and (to.device is None) is not (origin.device is None):
+    if size >= MIB and (to.device is None) is not (origin.device is None):
         wait_for = events_of(wait_for)  # iterated once more if the copy is not divided
         over = over_links(to, origin, size, submitter, wait_for, src_access_order == "any", waited)
         if over is not None:
@@ -222,12 +223,12 @@ def explain(
     if submitter is None:
         submitter = default_of(to, origin)
     plan = explain_copy(to, origin, size, submitter)
-    return explained(plan, size, submitter) if size >= DIVIDED_FROM else plan
+    return explained(plan, size, submitter)
 
 
 cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early, bint waited):
     """Submit a copy over several links; None if it is to use only one."""
-    cdef tuple ways = ways_of(submitter)
+    cdef tuple ways = ways_of(submitter) if size >= links.DIVIDED_FROM else ()
     if not ways:
         return None
     early = early or submitter.may_be_read(origin.ptr, size, wait_for)

@@ -29,7 +29,7 @@ from pinning.queues.links import chosen_links, peers_of
 from pinning.runtime.process import emptied_at_fork
 
 MIB = 1 << 20
-DIVIDED_FROM = 64 * MIB
+DIVIDED_FROM = 64 * MIB  # if the queue may use other devices' links
 LEAST_SHARE = 16 * MIB  # of one link: for less, the way through a peer takes longer than it saves
 BLOCKS = 4  # on a peer, used in turn
 LARGEST_BLOCK = 16 * MIB  # two of 8 MiB move as much, four of 4 MiB a tenth less
@@ -330,7 +330,7 @@ def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iter
 
 def explained(plan: Plan, size: int, queue: Queue) -> Plan:
     """The same plan, with a reason that also tells how many links it would use now."""
-    ways = _with_share(ways_of(queue), size)
+    ways = _with_share(ways_of(queue), size) if size >= DIVIDED_FROM else ()
     return replace(plan, reason=reason_over(plan, queue, ways)) if ways and _is_divided(plan) else plan
 
 

@@ -13,7 +13,7 @@
 
 #include "beside.h"
 
-enum { FORKS = 300, SIZE = 1 << 14 };
+enum { FORKS = 150, SIZE = 1 << 14 };
 
 extern pid_t _Fork(void) __attribute__((weak));  // from glibc 2.34 on
 

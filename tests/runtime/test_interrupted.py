@@ -21,7 +21,7 @@ from interrupted import SCENARIOS
 from standins.libcuda import DRIVER
 from standins.standin import Driver
 
-STEP = 61  # a sample has one of this many bytecodes
+STEP = 97  # a sample has one of this many bytecodes
 TODAY = int(time.time()) // 86400
 
 TIMEOUT = 600.0  # seconds; a program gives up by itself after two minutes without progress
@@ -77,7 +77,7 @@ def test_raised_at_some_bytecodes(request: pytest.FixtureRequest, device: str, e
 @pytest.mark.sample
 @devices
 def test_signals_at_some_moments(request: pytest.FixtureRequest, device: str) -> None:
-    run(request.getfixturevalue(device), "under_signals.py", 16, TODAY, *SCENARIOS)
+    run(request.getfixturevalue(device), "under_signals.py", 10, TODAY, *SCENARIOS)
 
 
 @pytest.mark.slow

@@ -220,11 +220,11 @@ static inline uintptr_t page_end(uintptr_t address) { return page_start(address 
 static inline bool page_locked(const struct range *r) { return r->kind <= HOST_ALLOCATION; }
 
 // Lock pages; false if some are not mapped, which msync reports on Linux. If RLIMIT_MEMLOCK forbids it, they stay
-// unlocked, without an error: no vendor's driver is bound by that limit.
+// unlocked, without an error: no vendor's driver is bound by that limit. More than a machine may have stays unpopulated.
 static inline bool lock_pages(uintptr_t host, size_t size) {
     uintptr_t start = page_start(host), length = page_end(host + size) - start;
     if (msync((void *)start, length, MS_ASYNC) && errno == ENOMEM) return false;
-    if (mlock((void *)start, length)) errno = 0;
+    if (mlock2((void *)start, length, length > ((size_t)1 << 30) ? MLOCK_ONFAULT : 0)) errno = 0;
     return true;
 }
 

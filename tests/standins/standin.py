@@ -105,9 +105,10 @@ class Driver:
             f"-I{(HERE / self.source).parent}",
             *(f"-isystem{folder}" for folder in self.includes()),
         ]
-        strict = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-format-zero-length", *STRICT, *self.options, *folders]
+        dialect = ["-std=gnu11", "-D_GNU_SOURCE"]
+        strict = ["-Wall", "-Wextra", "-Wno-format-zero-length", *STRICT, *self.options, *folders]
         shared = ["-O1", "-g", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{self.soname}", "-o", str(library)]
-        done = subprocess.run([compiler, *strict, str(source), *shared], text=True, stderr=subprocess.PIPE)
+        done = subprocess.run([compiler, *dialect, *strict, str(source), *shared], text=True, stderr=subprocess.PIPE)
         print(done.stderr, end="")
         return done
 

@@ -94,6 +94,7 @@ static void perform(const struct STREAM *stream, const struct work *work) {
         for (size_t row = 0; row < work->height; ++row) {
             unsigned char *to = (unsigned char *)work->to + row * work->to_pitch;
             if (work->kind == COPY) memmove(to, (const unsigned char *)work->from + row * work->from_pitch, work->width);
+            else if (work->unit == 1) memset(to, (int)work->value, work->width);
             else for (size_t i = 0; i < work->width; ++i) to[i] = (unsigned char)(work->value >> i % work->unit * 8);
         }
         break;

@@ -23,6 +23,7 @@ from typing import Any
 import numpy
 
 import pinning
+import small_links
 from fake_device import FakeDevice
 from pinning import MemoryKind, arrays
 from pinning.runtime.process import defer, look_after
@@ -170,8 +171,8 @@ def copy_staged(given: Given) -> None:
 
 
 def copy_over_links(given: Given) -> None:
-    """To the device in rounds, and back all at once; the memory is kept, because it takes long to make."""
-    size = SIZE if DEVICE == "host:0" else 72 << 20
+    """To the device in rounds, and back all at once. The memory is kept: it takes longer to make than to copy."""
+    size = SIZE if DEVICE == "host:0" else 72 * small_links.MIB
     if not _kept:
         _kept.extend((numpy.arange(size, dtype="u1"), numpy.zeros(size, "u1"), pinning.alloc(size, device=DEVICE)))
         _kept.append(DEVICE == "host:0" or pinning.lock(_kept[0], device=DEVICE))
@@ -307,6 +308,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 def prepare(name: str) -> Scenario:
     """Run the scenario a few times, so that all that is imported or made once exists; return it."""
+    small_links.shrink()
     costs = pinning.copies.costs
     costs.stage_to_device = costs.stage_to_host = SIZE if name == "copy_staged" else 2 * SIZE
     costs.ring_bytes, costs.threads = 4 << 20, 2  # the smallest, which is made fastest

@@ -18,7 +18,7 @@ import pinning
 from pinning import MemoryKind, arrays
 from pinning.conformance.allocations import Allocations
 from pinning.conformance.faults import eventually
-from pinning.copies import trim_staging
+from pinning.copies import costs, trim_staging
 from pinning.memory import default_pool
 from pinning.plugin.native import NativeQueue
 from standins.cases import on_standin
@@ -54,10 +54,11 @@ def vendor() -> Vendor:
 
 
 @pytest.fixture
-def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
+def standin(vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """The stand-in driver of this process. After a test nothing may be left registered, allocated or created."""
     standin = vendor.run.driver.standin(tmp_path / "calls")
     standin.configure()
+    monkeypatch.setattr(costs, "ring_bytes", 8 << 20)  # which is made in a millisecond; by default they have 64 MiB
     yield standin
     standin.configure()
     gc.collect()

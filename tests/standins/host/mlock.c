@@ -4,7 +4,6 @@
 // the C library, unless standin.h's configuration makes it fail: then it returns -1, with the code as errno. Besides:
 //   interrupt=N           Ctrl-C arrives during the N-th call of mlock
 
-#define _GNU_SOURCE
 #define STANDIN "HOST"
 
 #include <dlfcn.h>

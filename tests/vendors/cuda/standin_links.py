@@ -37,15 +37,16 @@ from pinning.queues import links as of_queues
 from pinning.queues import pending
 from pinning.runtime.per_device import device_slots
 from pinning_cuda import CudaDevice
+from small_links import MIB, shrink
 from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
 
-MIB = 1 << 20
 PEERS = [f"cuda:{index}" for index in range(1, 8)]
 
 
 @pytest.fixture(autouse=True)
-def joined(standin: StandIn) -> Iterator[None]:
+def joined(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    shrink(monkeypatch.setattr)
     standin.configure("nvswitch")
     costs.threads = max(2, costs.threads)
     yield
@@ -433,10 +434,9 @@ def test_a_queue_that_is_closed_between_two_rounds(monkeypatch: pytest.MonkeyPat
                 in_threads(lambda each: each.close(), [of])
             return asked(of)
 
-        monkeypatch.setattr(of_copies, "ways_of", closing)
-        with pytest.raises(PinningError, match="closed"):
+        with monkeypatch.context() as patched, pytest.raises(PinningError, match="closed"):
+            patched.setattr(of_copies, "ways_of", closing)
             pinning.copy(there, host, queue=queue)
-        monkeypatch.undo()
         with pinning.Queue("cuda:0", links=["cuda:1"]) as other:
             # Blocks on the peer may not have been given back yet.
             assert eventually(lambda: "over 2 links" in pinning.explain(there, host, queue=other).reason)

@@ -31,6 +31,6 @@ def test_it_ends_with_every_byte_right(standin_folder: Path, threads: int, chann
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_copies_over_several_links_end_with_every_byte_right(standin_folder: Path, gpus: int, channels: int) -> None:
     environment = DRIVER.environment(standin_folder, f"devices={gpus};nvswitch;channels={channels}")
-    command = [sys.executable, "-P", str(PROGRAM), "3", "2", str(channels), "144", "idle"]
+    command = [sys.executable, "-P", str(PROGRAM), "3", "1", str(channels), "144", "idle"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
