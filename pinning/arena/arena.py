@@ -17,6 +17,7 @@ from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
 from pinning.budget.checks import check_memory, check_room
+from pinning.budget.limits import check_lock
 from pinning.errors import (
     ArgumentError,
     InvalidRangeError,
@@ -395,7 +396,13 @@ class Arena(Space):
         end = self.nbytes
         step = alignment or (1 if self.unit else _CACHE_LINE)  # units are counted from `end`
         needed = -(self.ptr + end) % step + size
-        self._grow(max(needed, min(_STEP, self.maximum - end)), end)
+        more = max(needed, min(_STEP, self.maximum - end))
+        try:
+            for each in self.devices:
+                check_lock(more, each, resident=True)
+        except LockLimitError:
+            more = needed
+        self._grow(more, end)
 
     def placement(self) -> dict[int, int]:
         """Bytes of this process's part on each NUMA node of the machine, estimated by samples.

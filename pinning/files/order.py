@@ -29,19 +29,31 @@ def queue_of_writes() -> Queue:
     return kept_queue(_queues, "out_of_order", partial(Queue, "host", "out_of_order"))
 
 
-def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterable[Event]) -> Event:
-    """Let the queue call a function that completes a save of a file, after those of earlier calls."""
-    over = threading.Event()
+class _Completing:
+    """Completes a save of a file when the queue calls it. It is over then, or if it is dropped without being called."""
 
-    def call() -> None:
+    def __init__(self, complete: Callable[[], None]) -> None:
+        self._complete, self.over = complete, threading.Event()
+
+    def __call__(self) -> None:
         _thread.completes = True
         try:
-            complete()
+            self._complete()
         finally:
-            over.set()
-            _pending.pop(over, None)
+            self._end()
 
-    event = kept_queue(_queues, "in_order", partial(Queue, "host")).call(call, wait_for)
+    def _end(self) -> None:
+        self.over.set()
+        _pending.pop(self.over, None)
+
+    __del__ = _end
+
+
+def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterable[Event]) -> Event:
+    """Let the queue call a function that completes a save of a file, after those of earlier calls."""
+    completing = _Completing(complete)
+    over = completing.over
+    event = kept_queue(_queues, "in_order", partial(Queue, "host")).call(completing, wait_for)
     _pending[over] = file  # not before: a signal handler that saves here would wait for what is not in the queue yet
     if over.is_set():
         _pending.pop(over, None)

@@ -187,7 +187,7 @@ cdef int begin(Job job) except -1:
     workers[<size_t><void*>job.pinned_map] = worker
     try:
         start_thread(worker.run)
-    except PinningError:
+    except BaseException:  # also of a lack of memory
         del workers[<size_t><void*>job.pinned_map]
         raise
     return 0

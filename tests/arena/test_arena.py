@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -427,6 +428,29 @@ def test_where_it_cannot_grow(device: FakeDevice) -> None:
         with pytest.raises(LockLimitError, match="the machine's memory"):
             arena.grow((1 << 46) - 1000)
         assert arena.nbytes == 1000
+
+
+def test_it_grows_by_less_if_a_whole_step_is_over_the_budget(device: FakeDevice) -> None:
+    with Arena(1000, device, grow=9 << 20) as arena:
+        arena.wait(timeout=WAIT)
+        pinning.budget(pinning.budget().used + (64 << 10))
+        try:
+            block = arena.allocate(10_000)
+            arena.wait(timeout=WAIT)
+            assert pinning.is_locked(block, device=device)
+            block.free()
+        finally:
+            pinning.budget(1.0)
+
+
+def test_no_part_of_a_private_arena_is_copied_on_write_after_a_fork(device: FakeDevice) -> None:
+    with Arena(PAGE, device, grow=1 << 20) as arena:
+        arena.grow(20 * PAGE)
+        maps, upto = Path("/proc/self/smaps").read_text(), arena.ptr + arena.nbytes
+        found = re.findall(r"^(\w+)-(\w+) .*?^VmFlags: (.*?)$", maps, re.MULTILINE | re.DOTALL)
+        flags = [each.split() for start, end, each in found if int(start, 16) < upto and int(end, 16) > arena.ptr]
+        assert flags
+        assert all("dc" in each for each in flags)
 
 
 # ---- limits ----

@@ -411,6 +411,17 @@ def test_what_a_vendor_gave_back_in_part_is_idle_in_part(device: FakeDevice) -> 
     assert pinning.budget() == before
 
 
+def test_what_is_idle_in_part_makes_way_for_a_lock(device: FakeDevice) -> None:
+    pinning.budget(idle=True)
+    array = numpy.zeros(4 * SIZE, "u1")
+    pinning.lock(array, device=device, piece=SIZE).unlock()
+    device.fail(VendorError("fakeUnlock", 1, "FAKE"), 1)
+    with pytest.raises(VendorError, match="fakeUnlock"):
+        pinning.give_back_idle()
+    with pinning.lock(array[SIZE // 2 :], device=device) as lock:
+        assert lock.held
+
+
 def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     pinning.budget(idle=True)
     array = numpy.zeros(SIZE, "u1")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -105,6 +107,17 @@ def test_a_save_behind_one_that_fails(tmp_path: Path, monkeypatch: pytest.Monkey
             event.wait()
     monkeypatch.undo()
     pinning.save_file_async(NEWEST, tmp_path / "a").wait()
+    assert (load(tmp_path / "a")["a"] == NEWEST["a"]).all()
+
+
+def test_a_save_that_cannot_be_called_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no memory for the call: its function is dropped, and its event is complete."""
+    queue = Mock(call=lambda function, wait_for: pinning.Event())
+    with monkeypatch.context() as patched:
+        patched.setattr(order, "kept_queue", lambda *which: queue)
+        pinning.save_file_async({"a": noise(7)}, tmp_path / "a")
+    gc.collect()
+    pinning.save_file(NEWEST, tmp_path / "a")
     assert (load(tmp_path / "a")["a"] == NEWEST["a"]).all()
 
 

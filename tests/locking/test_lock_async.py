@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -210,6 +211,17 @@ def test_what_cannot_be_locked_is_told_by_wait(device: FakeDevice, buffer: np.nd
     unmapped = pinning.lock_async((1 << 20, 100), device=device)
     with pytest.raises(InvalidRangeError, match="not mapped"):
         unmapped.wait(timeout=WAIT)
+
+
+def test_a_thread_that_cannot_start_is_in_the_way_of_no_later_lock(
+    device: FakeDevice, buffer: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("_thread.start_new_thread", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            pinning.lock_async(buffer, device=device)
+    with pinning.lock_async(buffer, device=device) as pending:
+        assert pending.wait(timeout=WAIT).held
 
 
 # ---- cancelled, closed or dropped before it is done ----

@@ -89,6 +89,33 @@ def test_a_registrar_that_does_not_give_back(on: PinnedMap, device: FakeDevice) 
     assert (book.known, device.locked) == ({}, {})
 
 
+def test_a_refused_lock_that_the_vendor_does_not_undo_is_undone_later(on: PinnedMap, device: FakeDevice) -> None:
+    book = Book()
+    book.refuse_after = 0
+    on.add_registrar(book.register, book.unregister)
+    with device.stopping("data_unlock", BASE) as gate:
+        gate.open(VendorError("fakeUnlock", 1, "FAKE"))
+        with pytest.raises(RegistrarError):
+            on.lock(BASE, 1000)
+    assert device.locked == {BASE: 1000}
+    on.unlock(BASE)
+    assert (device.locked, len(on)) == ({}, 0)
+
+
+def test_a_removal_that_is_refused_for_one_region_is_one_for_the_others(on: PinnedMap, device: FakeDevice) -> None:
+    book = Book()
+    registrar = on.add_registrar(book.register, book.unregister)
+    on.lock(BASE, 1000)
+    on.lock(BASE + 5000, 100)
+    book.refuse_removals = 0
+    with pytest.raises(RegistrarError, match="busy"):
+        registrar.remove()
+    assert len(book.known) == 1
+    on.unlock(BASE)
+    on.unlock(BASE + 5000)
+    assert device.locked == {}
+
+
 def test_what_is_locked_already_is_told_at_once(on: PinnedMap, device: FakeDevice) -> None:
     on.lock(BASE, 1000)
     on.lock(BASE + 5000, 100)
