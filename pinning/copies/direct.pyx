@@ -14,7 +14,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.optional cimport optional
 
-from pinning.copies.ends cimport End, resolve_end
+from pinning.copies.ends cimport End, refuse_other_order, resolve_end
 from pinning.copies.work cimport Copy, DirectCopy, DirectFill, count_bytes, way_direct, way_plain
 from pinning.interop.memory_of cimport kind_of
 from pinning.locking.lock cimport map_of
@@ -106,7 +106,7 @@ def copy_async(
     TypeError
         An end is not a buffer, or its bytes are references to Python objects, even if it is a `Lock`.
     InvalidRangeError
-        The sizes differ, or an end is too small, read-only or not contiguous.
+        The sizes differ, or the orders of two arrays' elements; or an end is too small, read-only or not contiguous.
     VendorError
         The vendor refused. Later failures are reported by the `Copy`.
 
@@ -132,6 +132,8 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     cdef uint64_t size = size_between(to, origin, nbytes)
     if to.read_only:
         raise read_only(to)
+    if to.transposed != origin.transposed and nbytes is None:
+        refuse_other_order(dst, src, to)
     if src_access_order != "stream" and src_access_order != "any":
         raise ArgumentError(f"src_access_order is {describe(src_access_order)}; it must be 'stream' or 'any'")
     if submitter is None:
@@ -220,6 +222,8 @@ def explain(
     size = size_between(to, origin, nbytes)
     if to.read_only:
         raise read_only(to)
+    if to.transposed != origin.transposed and nbytes is None:
+        refuse_other_order(dst, src, to)
     if submitter is None:
         submitter = default_of(to, origin)
     plan = explain_copy(to, origin, size, submitter)

@@ -133,7 +133,20 @@ cdef End resolve_end(object buffer, object preferred):
     device = None if memory.device_type == 1 else device_of(buffer, &memory, preferred)
     if device is None and memory.device_type == 0:
         check_mapped(memory.ptr, memory.size)  # the object may have outlived memory of a device
-    return new_end(memory.ptr, memory.size, device, memory.read_only == 1, owner)
+    cdef End end = new_end(memory.ptr, memory.size, device, memory.read_only == 1, owner)
+    end.transposed = memory.contiguous == 2
+    return end
+
+
+cdef int refuse_other_order(object dst, object src, End to) except -1:
+    """Raise if both are arrays, one of them in another order than C's; what is no array has no order."""
+    other = src if to.transposed else dst
+    if len(getattr(other, "shape", ())) > 1:
+        raise InvalidRangeError(
+            f"this {type(dst).__name__} and this {type(src).__name__} have their elements in different orders, and bytes are "
+            "copied as they lie: copy an array of the same order, such as numpy.asarray(array, order='C'), or give nbytes"
+        )
+    return 0
 
 
 cdef int refuse_references(object exporter) except -1:

@@ -8,7 +8,7 @@ cdef struct Bytes:
     uint64_t ptr  # of the lowest one
     uint64_t size
     signed char read_only  # -1 if the object does not say
-    bint contiguous
+    signed char contiguous  # 2: but not in C order
     bint may_refer  # elements may be references to Python objects: they are large enough
     int32_t device_type  # DLPack's; 0 if only the address can tell whose memory it is
     int32_t device_id

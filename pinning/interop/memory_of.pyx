@@ -286,6 +286,7 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
         if array._c_contiguous or array._f_contiguous:  # what `flags`, which is an object, is made from
             data = array.data
             set_range(memory, data.ptr, array.nbytes)
+            memory.contiguous = 1 if array._c_contiguous else 2
             memory.device_type, memory.device_id = CUDA, data.device_id
             return True
     if kind.numba:
@@ -498,29 +499,30 @@ cdef inline void span(const int64_t* shape, const int64_t* strides, int64_t unit
             below += (shape[i] - 1) * stride
         else:
             above += (shape[i] - 1) * stride
-    memory.contiguous = is_contiguous(shape, strides, unit, dimensions, itemsize)
+    memory.contiguous = contiguity(shape, strides, unit, dimensions, itemsize)
     memory.ptr += <uint64_t>below
     memory.size = <uint64_t>(above - below)
 
 
-cdef inline bint is_contiguous(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions,
-                        int64_t itemsize) noexcept:
-    """Whether elements follow one another without gaps, in any order of dimensions."""
+cdef inline signed char contiguity(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions,
+                                   int64_t itemsize) noexcept:
+    """Whether elements follow one another without gaps: 1 if in C order, 2 if in another order of dimensions."""
     cdef int64_t expected = itemsize
     cdef bint moved = True
-    cdef int i, left = 0
+    cdef int i, left = 0, passes = 0
     cdef bint[MOST_DIMENSIONS] done
     for i in range(dimensions):
         done[i] = shape[i] == 1
         left += not done[i]
     while left and moved:
+        passes += 1
         moved = False
         for i in range(dimensions - 1, -1, -1):  # most arrays are in C order
             if not done[i] and strides[i] * unit == expected:
                 expected *= shape[i]
                 done[i] = moved = True
                 left -= 1
-    return not left
+    return 0 if left else 1 if passes <= 1 else 2
 
 
 # ---- errors ----

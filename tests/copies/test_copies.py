@@ -442,6 +442,18 @@ def test_rows(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
         assert (bytes_of(there).reshape(10, 8) == corner).all()
 
 
+def test_the_order_of_elements_is_none_of_bytes(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    columns = noise((4, 5, 6)).T
+    with pinning.alloc(columns.nbytes, device=device) as there:
+        pinning.copy(there, columns, queue=queue)
+        same, flat, other = numpy.zeros((4, 5, 6), "u1").T, bytearray(columns.nbytes), numpy.zeros((6, 5, 4), "u1")
+        pinning.copy(same, there, queue=queue)
+        assert (same == columns).all()
+        pinning.copy(flat, columns, queue=queue)
+        pinning.copy(other, columns, columns.nbytes, queue=queue)
+        assert bytes(flat) == other.tobytes() == columns.T.tobytes()
+
+
 # ---- refusals ----
 
 
@@ -458,6 +470,7 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_submitted(
         (there, array, -1, "nbytes is -1"),
         (there, noise(200)[::2], None, "are not contiguous"),
         (there, array[::-1], None, "are not contiguous"),
+        (numpy.zeros((5, 20), "u1"), array.reshape(20, 5).T, None, "elements in different orders"),
         (bytes(100), there, None, "read-only"),
         (there.ptr, array.ctypes.data, None, "give nbytes"),
         (there, 0, 10, "not an address"),

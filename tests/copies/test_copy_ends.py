@@ -85,7 +85,7 @@ def test_an_array_of_a_device_that_says_so_to_python(
         assert pinning.copy(theirs, array, queue=queue).path == "plain"
         assert bytes_at(memory.ptr, 800) == array.tobytes()
         back = numpy.zeros_like(array)
-        pinning.copy(back, kind(array.T, memory.ptr, whose), queue=queue)
+        pinning.copy(back.T, kind(array.T, memory.ptr, whose), queue=queue)
         assert (back == array).all()
         with pytest.raises(InvalidRangeError, match="are not contiguous"):
             pinning.copy(back, kind(array[:, ::2], memory.ptr, whose), 100, queue=queue)
