@@ -101,6 +101,13 @@ def test_locks_come_and_go(program: Program) -> None:
     assert range_["owner"] in (None, ""), "a lock of an address has no owner, whatever was listed there before"
 
 
+def test_a_lock_before_another_leaves_that_ones_owner(program: Program) -> None:
+    program("held.append(pinning.lock((array.ctypes.data + 8192, 4096), device='host'))")
+    program("held.append(pinning.lock(array[:8192], device='host'))")
+    owners = {range_["size"]: range_["owner"] for range_ in seen(program.pid)["ranges"]}
+    assert owners == {8192: "numpy.ndarray", 4096: "tuple"}
+
+
 def test_pieces_are_one_range(program: Program) -> None:
     program(f"held.append(pinning.lock(array, device='host', piece=2 * {PAGE}))")
     (range_,) = seen(program.pid)["ranges"]

@@ -11,6 +11,7 @@ from cuda.bindings import driver as cuda
 import pinning
 from fake_device import Background
 from mapped_memory import Memory
+from pinning.errors import VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
 from pinning_cuda import plugin
 from standins.standin import StandIn
@@ -56,6 +57,13 @@ def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
     GPU.data_unlock(MEMORY.ptr)
     standin.configure()
     assert asking.result() is None
+
+
+@pytest.mark.parametrize("question", [GPU.is_pinned_ptr, GPU.memory_info])
+def test_a_question_that_fails_is_no_answer(standin: StandIn, question: Callable[[int], object]) -> None:
+    standin.configure("fail=cuPointerGetAttributes:1:999")
+    with pytest.raises(VendorError, match="999"):
+        question(MEMORY.ptr)
 
 
 # ---- connections ----

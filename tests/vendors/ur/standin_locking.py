@@ -71,6 +71,17 @@ def test_a_refused_lock_keeps_nothing_of_the_caller_alive(standin: StandIn) -> N
     assert kept() is None
 
 
+def test_a_lock_that_is_refused_in_part_registers_nothing(standin: StandIn) -> None:
+    memory = Memory(3)
+    DEVICE.data_lock(memory.ptr + PAGE, PAGE, None)
+    standin.configure(f"fail={REGISTER}:2:999")
+    with pytest.raises(VendorError):
+        DEVICE.data_lock(memory.ptr, 3 * PAGE, None)
+    standin.configure()
+    assert standin.registrations() == pages(memory, (1, 2))
+    DEVICE.data_unlock(memory.ptr + PAGE)
+
+
 @pytest.mark.parametrize(
     ("protection", "told", "read_only"),
     [
