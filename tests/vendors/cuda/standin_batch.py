@@ -59,6 +59,19 @@ def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, en
     standin.configure()
 
 
+def test_what_the_batch_call_refuses_is_copied_one_by_one(standin: StandIn, queue: pinning.Queue) -> None:
+    """The batch takes two calls, of which the second is refused."""
+    host = noise((5000, 64))
+    back, order = numpy.zeros_like(host), numpy.arange(5000)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        standin.configure(f"fail=cuMemcpyBatchAsync:2:{UNKNOWN}")
+        pinning.copy_blocks(there, order, host, order, 64, queue=queue, engine="copy")
+        assert len(standin.calls("cuMemcpyBatchAsync")) == 2
+        standin.configure()
+        pinning.copy(back, there, queue=queue)
+    assert (back == host).all()
+
+
 def test_blocks_of_memory_that_another_thread_locks_and_unlocks(queue: pinning.Queue) -> None:
     """The stand-in ends the process if a kernel gets the address of memory that is no longer registered."""
     host, ended = numpy.zeros(1 << 20, numpy.uint8), threading.Event()
