@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import signal
 import subprocess
 import sys
@@ -247,6 +248,19 @@ def test_cancelled_while_a_piece_is_being_locked(device: FakeDevice, buffer: np.
     pending.cancel()
     assert (device.locked, pending.progress) == ({}, 0)
     pinning.lock(buffer, device=device).unlock()
+
+
+def test_cancelled_while_it_waits_for_its_pages(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, populating = threading.Event(), Mock(error=None)
+    populating.side_effect = lambda *how, **more: began.set() or populating  # and none of it comes
+    monkeypatch.setattr("pinning.locking.lock_async.Populating", populating)
+    memory = mmap.mmap(-1, SIZE)
+    pending = pinning.lock_async(memory, device=device, piece=PIECE)
+    assert began.wait(WAIT)
+    time.sleep(0.05)  # until it waits
+    Background(pending.cancel).result()
+    assert populating.stop.called
+    assert device.locked == {}
 
 
 def test_cancelled_once_done(device: FakeDevice, buffer: np.ndarray) -> None:
