@@ -63,6 +63,7 @@ def test_one_read_only_mapping_among_several_makes_the_range_read_only(standin: 
     assert flags_of_lock(standin, memory.ptr, memory.size, None) == PORTABLE_AND_MAPPED | READ_ONLY
     assert flags_of_lock(standin, memory.ptr, PAGE, None) == PORTABLE_AND_MAPPED
     assert flags_of_lock(standin, memory.ptr, PAGE + 1, None) == PORTABLE_AND_MAPPED | READ_ONLY
+    assert flags_of_lock(standin, memory.ptr + 2 * PAGE, PAGE, None) == PORTABLE_AND_MAPPED, "it lies behind that one"
 
 
 def test_who_says_that_memory_is_writable_is_believed(
