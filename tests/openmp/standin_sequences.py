@@ -189,6 +189,21 @@ def test_a_lock_whose_end_the_driver_refuses_ends_when_a_transfer_meets_it(tmp_p
     program.teardown()
 
 
+def test_a_mapping_that_begins_where_another_ends_leaves_that_ones_lock(tmp_path: Path) -> None:
+    global standin
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    program, place = Program(), (0, 2 * PAGE)
+    runtime.map(program.memory.ptr, place[1], 0)
+    for _ in range(3):
+        program.move(place, 0)
+    runtime.map(program.memory.ptr + place[1], PAGE, 0)
+    assert program.locked() == {place}
+    for mapped in (0, place[1]):
+        runtime.unmap(program.memory.ptr + mapped, 0)
+    program.teardown()
+
+
 def test_sequences(tmp_path: Path) -> None:
     global standin
     standin = DRIVER.standin(tmp_path / "calls")
