@@ -492,7 +492,8 @@ def test_a_full_table_says_so_and_goes_on_working() -> None:
 
 
 def test_no_room_at_all_is_a_memory_error() -> None:
-    python(LIMITED + "try: pagetable.PageTable()\nexcept MemoryError: sys.exit(0)\nsys.exit('there was room')", 2**20)
+    refused = "try: pagetable.PageTable()\nexcept MemoryError as error: sys.exit('ulimit -v' not in str(error))\n"
+    python(f"{LIMITED}{refused}sys.exit('there was room')", 2**20)
 
 
 # ---- memory ----

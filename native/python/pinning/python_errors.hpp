@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <pagetable/reservation.hpp>
 #include <pinning/errors.hpp>
 
 #include "gil.hpp"
@@ -127,6 +128,8 @@ inline void raise_in_python() {
     raise("LockLimitError", error.what());
   } catch (Unavailable const& error) {
     raise("PluginUnavailableError", error.what());
+  } catch (pagetable::NoAddresses const& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (std::bad_alloc const&) {
     PyErr_NoMemory();
   } catch (std::exception const& error) {

@@ -47,7 +47,7 @@ struct Node {
 class Cells {
  public:
   explicit Cells(bool flat) : pool_(std::size_t{1} << 36, std::size_t{1} << 22) {
-    if (!pool_) throw std::bad_alloc();
+    if (!pool_) throw NoAddresses();
     pool_base_ = reinterpret_cast<CellWord*>(pool_.base());
     nodes_[0].take(*this, 0);  // the root: place 0
     if (flat) reserve_flat();

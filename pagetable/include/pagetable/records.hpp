@@ -28,7 +28,7 @@ class Records {
   static constexpr Id none = ~Id{0};
 
   Records() : memory_(std::size_t{1} << 32, std::size_t{1} << 20), records_(reinterpret_cast<Record*>(memory_.base())) {
-    if (!memory_) throw std::bad_alloc();
+    if (!memory_) throw NoAddresses();
   }
 
   /// Returns all memory. The records must not be used afterwards.

@@ -14,6 +14,11 @@
 
 namespace pagetable {
 
+/// Thrown where a table finds no range of addresses.
+struct NoAddresses final : std::bad_alloc {
+  char const* what() const noexcept override { return "no addresses are left for a page table: raise `ulimit -v`"; }
+};
+
 /// A range of address space in which an array can grow without moving.
 ///
 /// The whole range is mapped inaccessible, which costs no memory, is not counted against overcommit limits and is
