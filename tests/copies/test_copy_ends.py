@@ -97,6 +97,20 @@ def test_an_array_of_a_device_that_says_so_to_python(
             pinning.copy(back, nowhere, queue=queue)
 
 
+def test_a_capsule_of_another_device_than_its_array_names(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    class OfTheHost(ByCapsule):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    array = noise(800)
+    with pinning.alloc(800, device=device) as memory:
+        theirs = OfTheHost(array, memory.ptr)
+        with pytest.raises(InvalidRangeError, match=r"says that its DLPack device type is 1, and its capsule"):
+            pinning.copy(theirs, array, queue=queue)
+        with pytest.raises(InvalidRangeError, match="its capsule"):
+            pinning.lock(theirs, device=device)
+
+
 def test_an_array_that_is_kept_by_its_capsule(device: FakeMemoryDevice) -> None:
     device.held = True
     array = noise(800).view(numpy.float64)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from ctypes import c_int, c_size_t, c_ssize_t, c_void_p
@@ -322,6 +323,14 @@ def test_the_hosts_memory_goes_with_the_allocation() -> None:
     assert memory.ptr % (8 * MIB) == 0 and eventually(lambda: regions() > 0)
     memory.free()
     assert live("reserved") == 0 and eventually(lambda: not regions())
+
+
+def test_it_sleeps_after_the_work_on_it(memory: pinning.Allocation, queue: pinning.Queue) -> None:
+    queue.call(lambda: time.sleep(0.1))
+    pinning.fill_async(memory, 7, queue=queue)
+    pinning.sleeping.sleep(memory)
+    pinning.sleeping.wake(memory)
+    assert (contents(memory, queue) == 7).all()
 
 
 def test_which_allocations_cannot_sleep(memory: pinning.Allocation, queue: pinning.Queue) -> None:
