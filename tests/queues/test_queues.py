@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, suppress
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -400,6 +401,18 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
     del first, second, third
     assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0), "the thread that waited has let go"
     device.check()
+
+
+def test_what_cannot_wait_for_another_vendor_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, ran = FakeMemoryDevice(), list[int]()
+    with Queue(HOST) as host, Queue(device) as theirs:
+        event = theirs.submit(work)
+        monkeypatch.setattr(device, "make_queue", Mock(side_effect=VendorError("fakeQueue", 1, "FAKE")))
+        with pytest.raises(VendorError, match="fakeQueue"):
+            host.call(lambda: ran.append(1), [event])
+        device.let_go()
+        host.synchronize()
+    assert ran == []
 
 
 def test_a_queue_does_not_wait_for_another_vendor_that_is_lost() -> None:
