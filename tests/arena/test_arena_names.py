@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import pinning
-from child_process import run_in_child
+from child_process import in_a_small_file_system, run_in_child
 from fake_device import FakeDevice
 from pinning import Arena, InvalidRangeError, PinningError, VendorError
 from pinning.arena import abandoned, names, remove_abandoned
@@ -269,21 +269,6 @@ def test_a_child_that_leaves_takes_nothing_away(name: str, device: FakeDevice) -
         assert file_of(name).exists()
         run_in_child(lambda: None)
         assert arena.asarray().size == SIZE
-
-
-def in_a_small_file_system(program: str) -> None:
-    """Run a program with its own, empty /dev/shm of 4 MiB."""
-    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    mount = "mount -t tmpfs -o size=4M tmpfs /dev/shm"
-    try:
-        subprocess.run([*enter, "sh", "-c", mount], check=True, capture_output=True, timeout=WAIT)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs a mount namespace: unshare -m")
-    done = subprocess.run(
-        [*enter, "sh", "-c", f'{mount} && exec "$0" -W error -c "$1"', sys.executable, program],
-        capture_output=True, text=True, timeout=WAIT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def test_arenas_that_do_not_both_fit() -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pinning
+from child_process import in_a_small_file_system
 from fake_memory import FakeMemoryDevice
 from file_copies import descriptors_of
 from noise import noise
@@ -511,6 +512,23 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "a").read_bytes() == b"as it was"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_memory_file_system_that_is_full() -> None:
+    """Its pages are asked for before threads write to them, which would end the program."""
+    in_a_small_file_system("""
+import os, numpy, pinning
+pinning.save_file({"a": numpy.arange(5)}, "/dev/shm/a")
+for save in (pinning.save_file, lambda *what: pinning.save_file_async(*what).wait()):
+    try:
+        save({"a": numpy.ones(8 << 20, "u1")}, "/dev/shm/a")
+    except OSError as error:
+        assert error.errno == 28 and error.filename == "/dev/shm/a", error
+    else:
+        raise SystemExit("nothing says that there is no room")
+    assert os.listdir("/dev/shm") == ["a"]
+assert (pinning.load_file("/dev/shm/a", "host", framework="numpy")["a"] == numpy.arange(5)).all()
+""")
 
 
 # ---- beside the format's own library, and torch's ----

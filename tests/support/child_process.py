@@ -7,6 +7,8 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -87,3 +89,18 @@ def _has(which: str, capability: int) -> bool:
     """Whether this process has a capability in a set, such as ``"CapEff"``."""
     status = Path("/proc/self/status").read_text()
     return any(int(line.split()[1], 16) >> capability & 1 for line in status.splitlines() if line.startswith(which))
+
+
+def in_a_small_file_system(program: str) -> None:
+    """Run a program with its own, empty /dev/shm of 4 MiB."""
+    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    mount = "mount -t tmpfs -o size=4M tmpfs /dev/shm"
+    try:
+        subprocess.run([*enter, "sh", "-c", mount], check=True, capture_output=True, timeout=300)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a mount namespace: unshare -m")
+    done = subprocess.run(
+        [*enter, "sh", "-c", f'{mount} && exec "$0" -W error -c "$1"', sys.executable, program],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
