@@ -12,6 +12,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -157,10 +158,24 @@ class Program(RuleBasedStateMachine):
                 assert needed, f"nothing needs {region}"
 
 
-def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used_it(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def driver(tmp_path: Path) -> None:
     global standin
     standin = DRIVER.standin(tmp_path / "calls")
     standin.configure()
+
+
+def locked_by_three_transfers(place: Range) -> Program:
+    """A program that has mapped its first bytes, and moved them until they are locked."""
+    program = Program()
+    runtime.map(program.memory.ptr, place[1], 0)
+    for _ in range(3):
+        program.move(place, 0)
+    assert program.locked() == {place}
+    return program
+
+
+def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used_it() -> None:
     program, whole = Program(), (0, PAGES * PAGE)
     runtime.map(program.memory.ptr, PAGE, 1)
     assert tool.llvm_omp_target_lock_mem(program.memory.ptr, whole[1], 0) is not None
@@ -172,15 +187,9 @@ def test_a_lock_beyond_the_budget_ends_with_its_call_although_a_mapping_has_used
     program.teardown()
 
 
-def test_a_lock_whose_end_the_driver_refuses_ends_when_a_transfer_meets_it(tmp_path: Path) -> None:
-    global standin
-    standin = DRIVER.standin(tmp_path / "calls")
-    standin.configure()
-    program, place = Program(), (0, 2 * PAGE)
-    runtime.map(program.memory.ptr, place[1], 0)
-    for _ in range(3):
-        program.move(place, 0)
-    assert program.locked() == {place}
+def test_a_lock_whose_end_the_driver_refuses_ends_when_a_transfer_meets_it() -> None:
+    place = (0, 2 * PAGE)
+    program = locked_by_three_transfers(place)
     standin.configure("fail=cuMemHostUnregister:1:999")
     runtime.unmap(program.memory.ptr, 0)
     standin.configure()
@@ -189,14 +198,9 @@ def test_a_lock_whose_end_the_driver_refuses_ends_when_a_transfer_meets_it(tmp_p
     program.teardown()
 
 
-def test_a_mapping_that_begins_where_another_ends_leaves_that_ones_lock(tmp_path: Path) -> None:
-    global standin
-    standin = DRIVER.standin(tmp_path / "calls")
-    standin.configure()
-    program, place = Program(), (0, 2 * PAGE)
-    runtime.map(program.memory.ptr, place[1], 0)
-    for _ in range(3):
-        program.move(place, 0)
+def test_a_mapping_that_begins_where_another_ends_leaves_that_ones_lock() -> None:
+    place = (0, 2 * PAGE)
+    program = locked_by_three_transfers(place)
     runtime.map(program.memory.ptr + place[1], PAGE, 0)
     assert program.locked() == {place}
     for mapped in (0, place[1]):
@@ -204,10 +208,7 @@ def test_a_mapping_that_begins_where_another_ends_leaves_that_ones_lock(tmp_path
     program.teardown()
 
 
-def test_sequences(tmp_path: Path) -> None:
-    global standin
-    standin = DRIVER.standin(tmp_path / "calls")
-    standin.configure()
+def test_sequences() -> None:
     Program.TestCase.settings = settings(
         max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
