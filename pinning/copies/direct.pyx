@@ -129,11 +129,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
     cdef End origin = resolve_end(src, preferred)
-    cdef uint64_t size = size_between(to, origin, nbytes)
-    if to.read_only:
-        raise read_only(to)
-    if to.transposed != origin.transposed and nbytes is None:
-        refuse_other_order(dst, src, to)
+    cdef uint64_t size = copied_size(dst, src, to, origin, nbytes)
     if src_access_order != "stream" and src_access_order != "any":
         raise ArgumentError(f"src_access_order is {describe(src_access_order)}; it must be 'stream' or 'any'")
     if submitter is None:
@@ -219,11 +215,7 @@ def explain(
     cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
     cdef End origin = resolve_end(src, preferred)
-    size = size_between(to, origin, nbytes)
-    if to.read_only:
-        raise read_only(to)
-    if to.transposed != origin.transposed and nbytes is None:
-        refuse_other_order(dst, src, to)
+    size = copied_size(dst, src, to, origin, nbytes)
     if submitter is None:
         submitter = default_of(to, origin)
     plan = explain_copy(to, origin, size, submitter)
@@ -420,6 +412,16 @@ cdef bytes pattern_of(object value):
 
 
 # ---- shared by copies and fills ----
+
+
+cdef uint64_t copied_size(object dst, object src, End to, End origin, object nbytes) except 0:
+    """The bytes of a copy, of which all that does not depend on its queue is checked."""
+    cdef uint64_t size = size_between(to, origin, nbytes)
+    if to.read_only:
+        raise read_only(to)
+    if to.transposed != origin.transposed and nbytes is None:
+        refuse_other_order(dst, src, to)
+    return size
 
 
 cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
