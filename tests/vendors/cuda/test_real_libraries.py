@@ -15,6 +15,7 @@ PROGRAMS = {
     "with_cuda_core.py": "cuda.core",
     "with_torch.py": "torch",
     "with_sleep.py": "torch",
+    "with_sleep_ranks.py": "torch",
 }
 
 

@@ -11,5 +11,5 @@ def absent(name: str) -> object:
     return unittest.mock.MagicMock()
 
 
-for each in ("cuda", "device_type", "mkldnn", "optimizers", "utils"):
+for each in ("cuda", "device_type", "fsdp", "mkldnn", "optimizers", "utils"):
     vars(importlib.import_module(f"torch.testing._internal.common_{each}"))["__getattr__"] = absent
