@@ -4,6 +4,7 @@
 import io
 import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
@@ -33,7 +34,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:  # the output cannot be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python writes at exit
+        with suppress(OSError):  # no descriptor is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python writes at exit
         sys.exit(f"pinning: {error}")
 
 

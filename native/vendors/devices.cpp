@@ -71,6 +71,7 @@ std::unique_ptr<VendorDevice> make(std::string const& name) {
 std::string full_name(char const* device) {
   if (device == nullptr) throw InvalidArgument("the name of the device is null; give one such as \"cuda:0\"");
   std::string name(device);
+  if (name.empty()) throw InvalidArgument("the name of the device is empty; give one such as \"cuda:0\"");
   if (name.find(':') == std::string::npos) name += ":0";
   index_of(name);
   return name;

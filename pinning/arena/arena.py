@@ -318,8 +318,8 @@ class Arena(Space):
         size = byte_count(nbytes)
         if not self.made and self._whole_is_ours:
             raise PinningError(
-                f"{self!r} was made by another process, whose allocations are not known here: make it with a part= of "
-                "its own, or use asarray with an offset"
+                f"{self!r} joined a segment that another arena made, whose allocations are not known here: make it "
+                "with a part= of its own, or use asarray with an offset"
             )
         run_deferred()  # frees dropped allocations
         found = self._take(size, alignment, self._home)

@@ -261,6 +261,8 @@ def _source(name: Any, tensor: Any) -> _Source:
     dtype = getattr(tensor, "dtype", None)
     if str(dtype).startswith("torch."):
         return _of_torch(named, tensor, tuple(tensor.shape))
+    if isinstance(tensor, numpy.ma.MaskedArray):
+        raise TypeError(f"{named} is a masked array, and the format has no masks; save filled() of it")
     is_contiguous = getattr(getattr(tensor, "flags", None), "c_contiguous", None)
     if hasattr(tensor, "is_c_contiguous"):
         is_contiguous = tensor.is_c_contiguous()

@@ -783,6 +783,9 @@ cdef class PinnedMap:
         self.made_in = generation()
 
     def __enter__(self) -> Self:
+        if self.shared is not NULL:  # the end of the block would close it for the whole process
+            raise TypeError(f"{self!r} is the map that this whole process has: use it without a `with` block, or "
+                            "lock with `with pinning.lock(...)`")
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsIndex, TypeGuard
+from typing import NamedTuple, SupportsIndex, TypeGuard
 
 import numpy
 
@@ -13,6 +13,7 @@ from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import devices
 from pinning.memory.allocation import Allocation, devices_used, find
 from pinning.memory.context import Context
+from pinning.memory.pool import Pool
 from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind
 from pinning.runtime.buffers import Buffer
 
@@ -41,7 +42,7 @@ class AllocationInfo(NamedTuple):
     size: int
     device: Device | None
     context: Context | None
-    pool: Any
+    pool: Pool | None
 
 
 def memory_info(ptr: Buffer | Allocation) -> AllocationInfo | None:

@@ -75,6 +75,8 @@ class Pool(Store):
     ) -> None:
         if not isinstance(context, Context):
             context = default_context(context)
+        if context.closed:
+            raise PinningError(f"{context!r} is closed; nothing can be allocated in it")
         zeroed, constant = flag(zero_initialize, "zero_initialize"), flag(read_only, "read_only")
         super().__init__(context, kind, release_threshold, maximum_size, zeroed, constant)
 

@@ -25,7 +25,7 @@ from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, TypeVar, overload
+    from typing import Any, Literal, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
 
@@ -115,7 +115,7 @@ cdef class Submitter:
                 pending.retire(lane)
 
     @property
-    def order(self) -> str:
+    def order(self) -> Literal["in_order", "out_of_order"]:
         """``"in_order"`` or ``"out_of_order"``."""
         return "in_order" if self.ordered else "out_of_order"
 

@@ -96,6 +96,8 @@ def test_two_processes_have_the_same_bytes(name: str, device: FakeDevice) -> Non
         arena.asarray()[10] = 9
         other = Other(name, then="assert not arena.made and arena.asarray()[10] == 9; arena.asarray()[11] = 8")
         assert arena.asarray()[11] == 8
+        with Arena(SIZE, device, name=name) as again, pytest.raises(PinningError, match="that another arena made"):
+            again.allocate(1)
         other.end()
         assert file_of(name).exists()
     assert not file_of(name).exists()

@@ -390,6 +390,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         ({"a": array.astype(">f8")}, None, TypeError, "'a' is of dtype >f8"),
         ({"a": array.astype("U3")}, None, TypeError, "'a' is of dtype"),
         ({"a": [1, 2]}, None, TypeError, "'a' is a list"),
+        ({"a": numpy.ma.array(array, mask=array > 3)}, None, TypeError, "'a' is a masked array"),
         ({1: array}, None, TypeError, "must be a string"),
         ({"__metadata__": array}, None, TypeError, "must be a string"),
         ({"a": array}, {"a": 1}, TypeError, "metadata"),

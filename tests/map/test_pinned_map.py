@@ -28,6 +28,7 @@ from pinning import (
     PinnedMap,
     PinningError,
     VendorError,
+    pinned_map,
 )
 from pinning.map.pinned_map import Hold
 
@@ -140,6 +141,13 @@ def test_the_last_byte_of_the_address_space(device: FakeDevice, pinned: PinnedMa
     for ptr in (0, TOP - 1):
         with pytest.raises(NotLockedError, match=f"{ptr:x}"):
             pinned.unlock(ptr)
+
+
+def test_a_block_does_not_close_the_map_of_the_process() -> None:
+    shared = pinned_map("host")
+    with pytest.raises(TypeError, match="without a `with` block"), shared:
+        pass
+    assert not shared.closed
 
 
 @pytest.mark.parametrize("missing", ["data_lock", "data_unlock", "is_pinned_ptr"])

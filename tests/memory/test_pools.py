@@ -556,6 +556,9 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
         closing.result()
         pool.close()
         assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
+        context.close()
+        with pytest.raises(PinningError, match="closed; nothing can be allocated"):
+            Pool(context)
         with pytest.raises(PinningError, match="closed"):
             queue.alloc(1, pool=pool)
 
