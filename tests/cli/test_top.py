@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -274,6 +275,17 @@ def test_q_quits(program: Program) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+def test_rates_are_of_the_last_interval(program: Program) -> None:
+    program("held.append(pinning.lock(memory, device='host'))")
+    first = status_of(program.pid)
+    copied = [0, 1 << 30, (1 << 30) + (3 << 20)]
+    looks = iter(replace(first, time=first.time + i, moved={**first.moved, "direct": n}) for i, n in enumerate(copied))
+    console = Console(file=io.StringIO(), width=100)
+    with pytest.raises(StopIteration):
+        watch(lambda: [next(looks)], True, 0, console)
+    assert re.search(r"direct +1\.0 GiB +3 MiB/s", console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_root_is_told_why_it_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
