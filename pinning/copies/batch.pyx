@@ -339,7 +339,7 @@ cdef class Words:
     cdef vector[uint64_t] own
     cdef const uint64_t* data
     cdef uint64_t count
-    cdef vector[uint64_t] known  # bytes of each buffer
+    cdef vector[uint64_t] known, room  # bytes of each buffer, and from each address to the end of its allocation
     cdef list owners, devices
 
     def __dealloc__(self):
@@ -505,6 +505,7 @@ cdef Words side_of(str name, object ends, object preferred):
         size = end.bytes if end.bytes else UNKNOWN
         side.own.push_back(end.ptr)
         side.known.push_back(size)
+        side.room.push_back(end.room if end.room else UNKNOWN)
         if end.owner is not None:
             side.owners.append(end.owner)
         if end.device is not None and end.device not in side.devices:
@@ -524,10 +525,17 @@ cdef Words sizes_of(object sizes, Words to, Words origin):
                 raise InvalidRangeError(f"item {i} of the batch: dst has {room} bytes and src {other}; give sizes to copy a part")
             if room == UNKNOWN and other == UNKNOWN:
                 raise InvalidRangeError(f"item {i} of the batch: an address does not say how many bytes it has: give sizes")
-            found.own.push_back(min(room, other))
-        elif found.data[i % found.count] > min(room, other):
-            raise InvalidRangeError(f"item {i} of the batch: its size is {found.data[i % found.count]}, and a buffer of it has "
-                                    f"{min(room, other)} bytes")
+            size = min(room, other)
+            found.own.push_back(size)
+        else:
+            size = found.data[i % found.count]
+            if size > min(room, other):
+                raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and a buffer of it has {min(room, other)} bytes")
+        room = UNKNOWN if to.room.empty() else to.room[i]
+        other = UNKNOWN if origin.room.empty() else origin.room[i]
+        if size > min(room, other):
+            raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and the allocation around an address of it ends "
+                                    f"after {min(room, other)} bytes")
     return found.made() if sizes is None else found
 
 

@@ -431,15 +431,19 @@ cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
             raise InvalidRangeError("an address does not say how many bytes it has: give nbytes")
         if to.bytes and origin.bytes and to.bytes != origin.bytes:
             raise InvalidRangeError(f"dst has {to.bytes} bytes and src {origin.bytes}; give nbytes to copy a part")
+        to.check_room(least)
+        origin.check_room(least)
         return least
     if type(nbytes) is not int:
         nbytes = integer(nbytes, "nbytes")
     if nbytes <= 0 or (least and nbytes > least) or nbytes >= 1 << 63:
-        raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {least or 'the size'}")
+        raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {least or '2**63 - 1'}")
     cdef uint64_t size = nbytes
     cdef uint64_t ptr = max(to.ptr, origin.ptr)
     if ptr + (size - 1) < ptr:
         raise InvalidRangeError(f"{size} bytes at {ptr:#x} run past the top of the address space")
+    to.check_room(size)
+    origin.check_room(size)
     return size
 
 

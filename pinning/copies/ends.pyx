@@ -75,6 +75,13 @@ cdef class End:
     def size(self) -> int | None:
         return self.bytes or None
 
+    cpdef int check_room(self, uint64_t size) except -1:  # type: (int) -> int
+        """Raise InvalidRangeError if `size` bytes from an address reach past the end of the allocation around it."""
+        if self.room and size > self.room:
+            raise InvalidRangeError(f"{size} bytes at {self.ptr:#x} run past the end of the allocation there, which is "
+                                    f"{self.room} bytes further on: {self.owner!r}")
+        return 0
+
     def __repr__(self):
         where = "the host" if self.device is None else self.device.name
         return f"End({self.ptr:#x}, {self.size} bytes, memory of {where})"
@@ -208,12 +215,16 @@ cdef End at_address(address, object preferred, size=0):
         raise InvalidRangeError(f"{address:#x} is not an address of {what}: an integer is taken for an address, which "
                                 "lies between 4096 and 2**64; pass a buffer, an allocation, or its ptr")
     cdef uint64_t ptr = address
+    cdef End end
     cdef Allocation allocation = lookup(ptr)
     if allocation is not None and preferred is not None and allocation.device is not preferred:
         allocation = find_allocation(address, (preferred,))  # addresses of several devices may be the same
     if allocation is not None:
-        return new_end(ptr, size, None if allocation.extent.kind == CMemoryKind.host else allocation.device, False,
-                    allocation)
+        device = None if allocation.extent.kind == CMemoryKind.host else allocation.device
+        end = new_end(ptr, size, device, False, allocation)
+        end.room = allocation.extent.ptr + allocation.extent.size - ptr
+        end.check_room(size)
+        return end
     if map_with(ptr, 1) is not None:
         return new_end(ptr, size, None, False, None)
     return new_end(ptr, size, device_at(ptr, preferred), False, None)

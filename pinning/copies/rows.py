@@ -63,6 +63,7 @@ def copy_2d_async(
             raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
+        end.check_room(spans)
         ends.append((end, spans))
     if to.read_only:
         raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")

@@ -124,6 +124,7 @@ def _copied(
     wait_for_saves(path_name(path))
     with OpenFile(path) as file:
         size = _size(file, offset, nbytes, end.size)
+        end.check_room(size)
         file.look_for_cold(offset, size)
         chosen, in_device = given or default_queue(end.device), not is_host(end.device)
         parts = [(end.ptr, offset, size)]

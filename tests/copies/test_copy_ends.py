@@ -185,6 +185,37 @@ def test_an_address_of_ours_keeps_the_allocation(device: FakeMemoryDevice, kind:
         there.free()
 
 
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.HOST])
+def test_an_address_of_ours_reaches_to_the_end_of_its_allocation(
+    device: FakeMemoryDevice, queue: pinning.Queue, kind: MemoryKind, tmp_path: Path
+) -> None:
+    array = noise(SIZE)
+    (tmp_path / "file").write_bytes(array.tobytes())
+    with pinning.alloc(SIZE, kind, device=device) as memory, pinning.alloc(SIZE, kind, device=device) as other:
+        pinning.fill(memory, 0, queue=queue)
+        part = memory.ptr + SIZE - 100
+        calls: list[Callable[[int], object]] = [
+            lambda size: pinning.copy((part, size), array[:size], queue=queue),
+            lambda size: pinning.copy(part, array[:size], queue=queue),
+            lambda size: pinning.copy(part, array, size, queue=queue),
+            lambda size: pinning.copy(array[:size], part, queue=queue),
+            lambda size: pinning.copy(other, part, size, queue=queue),
+            lambda size: pinning.explain(part, array, size, queue=queue),
+            lambda size: pinning.fill((part, size), 1, queue=queue),
+            lambda size: pinning.fill(part, 1, size, queue=queue),
+            lambda size: pinning.copy_2d(part, size - 50, array, 50, 50, 2, queue=queue),
+            lambda size: pinning.copy_2d(array, 50, part, size - 50, 50, 2, queue=queue),
+            lambda size: pinning.copy_batch([(other.ptr, 100), part], [array[:100], array[:size]], queue=queue),
+            lambda size: pinning.copy_batch([array[:100], array], [other, part], [100, size], queue=queue),
+            lambda size: pinning.copy_file(part, tmp_path / "file", nbytes=size, queue=queue),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidRangeError, match=r"(past the end of the|and the) allocation"):
+                call(101)
+            call(100)
+        assert bytes_at(part, 100) == array[:100].tobytes()
+
+
 def test_the_vendor_is_asked_for_the_region_in_question_alone(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     arrays = [noise(SIZE, seed) for seed in range(5)]
     device.foreign = {int(array.ctypes.data): SIZE for array in arrays}

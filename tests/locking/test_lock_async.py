@@ -94,6 +94,8 @@ def test_waiting_for_what_is_locked_so_far(device: FakeDevice, buffer: np.ndarra
         assert region.borders == tuple(range(start(buffer) + PIECE, start(buffer) + SIZE, PIECE))
         with pytest.raises(TimeoutError, match=f"{2 * PIECE} bytes"):
             pending.wait(timeout=0.1)
+        with pytest.raises(TimeoutError):
+            pending.wait(timeout=0)
         gate.open()
     pending.wait(timeout=WAIT).unlock()
     assert device.count("data_lock") == PIECES

@@ -228,6 +228,15 @@ def test_a_program_can_keep_what_its_graph_uses(case: Case) -> None:
     graph.close()
     kept.clear()
     assert not pinning.is_locked(buffer, device=case.queue.device)
+    with pytest.raises(ZeroDivisionError), case.queue.keep_recorded():
+        raise ZeroDivisionError
+    lock = pinning.lock(buffer, device=case.queue.device)
+    with Graph(case.queue.handle, "thread_local") as graph:
+        pinning.copy_async(case.memory, buffer, PAGE, queue=case.queue)
+    lock.unlock()
+    assert pinning.is_locked(buffer, device=case.queue.device), "the graph keeps it, as outside such a block"
+    ended(graph)
+    assert not pinning.is_locked(buffer, device=case.queue.device)
 
 
 def test_other_queues_and_threads_go_on_beside_a_capture(case: Case, mode: str) -> None:
