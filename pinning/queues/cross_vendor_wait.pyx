@@ -10,6 +10,7 @@ from pinning.plugin.native cimport VendorDevice, raise_in_python
 from pinning.queues.event cimport CEvent, Event
 from pinning.queues.lane cimport CEvents, Lane, Operation, Work
 
+from pinning.queues import pending
 from pinning.queues.staging import staging_of
 from pinning.runtime.process import emptied_at_fork
 
@@ -84,7 +85,7 @@ cdef Lane helper_of(object device):
         if helper.poll():
             return helper
     if len(all_of) < MOST:
-        helper = Lane(device.make_queue(), True, False, device)
+        helper = Lane(pending.vendor_queue(device), True, False, device)
         all_of.append(helper)
         return helper
     helper = all_of.pop(0)

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
-from pinning.plugin import MemoryDevice
+from pinning.errors import VendorError
+from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues.order import TimelinePoint
 from pinning.runtime import process
 from pinning.runtime.process import WeakRegistry, at_exit, emptied_at_fork
@@ -81,6 +82,17 @@ def retire(lane: Lane) -> None:
     """Have a lane closed once its work is over; no more can be submitted to it."""
     lane.retire()
     look_after(lane)
+
+
+def vendor_queue(device: MemoryDevice) -> VendorQueue:
+    """A new queue of a device; if the vendor has none left, after those that are dropped and over are given back."""
+    try:
+        return device.make_queue()
+    except VendorError:
+        dropped = [lane for lane in _lanes if lane.retired and not lane.closed]
+        if not [lane for lane in dropped if not _is_busy(lane)]:
+            raise
+        return device.make_queue()
 
 
 def uses(thing: object) -> tuple[TimelinePoint, ...]:

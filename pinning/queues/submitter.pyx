@@ -98,7 +98,7 @@ cdef class Submitter:
         """Make a queue of `device`; or over `vendor`, which others use too and which `stream` keeps valid."""
         self.device = device
         self.ordered = ordered
-        cdef Lane first = Lane(vendor or device.make_queue(), ordered, vendor is not None, device, stream)
+        cdef Lane first = Lane(vendor or pending.vendor_queue(device), ordered, vendor is not None, device, stream)
         self.native.reset(new CQueue(first.native))
         self.lanes.append(first)
         self.closed = False
@@ -236,7 +236,7 @@ cdef class Submitter:
                 if lane.native.get() is turn.lane.get():
                     return lane
         self.check()  # another thread may have closed it
-        lane = Lane(self.device.make_queue(), False, False, self.device)
+        lane = Lane(pending.vendor_queue(self.device), False, False, self.device)
         self.native.get().add(turn, lane.native)
         self.lanes.append(lane)
         if self.closed:  # by another thread meanwhile, which may not have seen this lane

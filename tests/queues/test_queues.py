@@ -256,6 +256,24 @@ def test_a_dropped_queue_is_given_back_after_its_work(device: FakeMemoryDevice) 
     assert eventually(lambda: device.queues_alive == 0 and gone() is None)
 
 
+def test_a_dropped_queue_makes_room_for_another(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = device.make_queue
+
+    def limited() -> FakeQueue:
+        if device.queues_alive == 3:
+            raise VendorError("fakeQueueCreate", 2, "FAKE_TOO_MANY")
+        return make()
+
+    monkeypatch.setattr(device, "make_queue", limited)
+    device.held = False
+    queues = [Queue(device) for _ in range(3)]
+    with pytest.raises(VendorError, match="FAKE_TOO_MANY"):
+        Queue(device)
+    for _ in range(20):  # at once, whether or not the thread that gives queues back has had time for it
+        queues.clear()
+        queues = [Queue(device) for _ in range(3)]
+
+
 def test_bad_input(device: FakeMemoryDevice) -> None:
     with pytest.raises(PinningError, match="sideways"):
         Queue(device, "sideways")  # type: ignore[arg-type]
