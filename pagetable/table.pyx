@@ -348,6 +348,9 @@ cdef class PageTable:
                 answer[i] = dereference(found).id if found.has_value() else -1
         return ids
 
+    def __reduce__(self):
+        raise TypeError("a PageTable is neither copied nor pickled; insert its regions into another")
+
     def __repr__(self):
         return f"<PageTable of {len(self)} regions>"
 

@@ -111,6 +111,10 @@ def bench(
             raise ModuleNotFoundError("--plot needs matplotlib: pip install matplotlib")
         if plot and not plot.absolute().parent.is_dir():
             raise FileNotFoundError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+        if plot:
+            from pinning.cli.plot import check_format
+
+            check_format(plot)
         with progress_bar(quiet=json) as step:
             report = benching.run(_device(device), benching.QUICK if quick else benching.FULL, step)
         if plot:

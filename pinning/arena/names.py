@@ -27,7 +27,11 @@ def path_of(name: str) -> Path:
     """The file of a name. Raises ArgumentError if no file can have the name."""
     if not isinstance(name, str):
         raise TypeError(f"name is {describe(name)}; it must be a string")
-    if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or "/" in name or "\0" in name or len(encoded) > _LONGEST:
         raise ArgumentError(f"name is {describe(name)}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
     return FOLDER / (PREFIX + name)
 

@@ -9,7 +9,7 @@ from typing import Any
 from pinning.arrays.buffer import Buffer
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.errors import InvalidRangeError, PinningError, PluginUnavailableError
 from pinning.interop.dlpack import make_capsule
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type
 from pinning.interop.memory_of import array_memory
@@ -27,7 +27,10 @@ _BY_ADDRESS = 0  # not a type of DLPack
 
 def is_device_array(obj: object) -> bool:
     """Whether it is an array in memory of a device, so that `as_device_array` takes it and no copy is needed."""
-    return found_on_device(obj) is not None
+    try:
+        return found_on_device(obj) is not None
+    except PluginUnavailableError:
+        return False
 
 
 def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:

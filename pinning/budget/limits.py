@@ -154,7 +154,7 @@ def _choice(limit: int | float) -> _Limit:
     room = _memory()
     if room is None:
         raise InvalidRangeError(
-            f"limit is {limit!r}, of a memory size that is unknown because /proc is missing: give bytes"
+            f"limit is {limit!r}, of a memory size that /proc does not tell here: give bytes"
         )
     return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
 

@@ -397,6 +397,8 @@ def fill(
 
 
 cdef bytes pattern_of(object value):
+    if type(value) is bool:
+        raise TypeError(f"the value is {value}; give a byte, such as 1")
     if type(value) is int or isinstance(value, Integral):  # NumPy's too
         if not 0 <= value <= 255:
             raise InvalidRangeError(f"the value {value} is not a byte; it must lie between 0 and 255, or be given as bytes")

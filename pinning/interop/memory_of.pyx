@@ -14,6 +14,7 @@ from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
 import ctypes
 import operator
 import sys
+from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -199,6 +200,8 @@ cdef object memory_by_interface(object array, object interface):
         strides = integers(strides)
     if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
         raise ValueError(f"shape {shape} and strides {strides}")
+    if prod(shape) * dtype.itemsize > PY_SSIZE_T_MAX:
+        raise OverflowError(f"shape {shape} of {dtype}")
     if stream is not None and not 0 <= operator.index(stream) < MOST:
         raise ValueError(f"stream {stream}")
     if dtype.kind == "V" and interface.get("descr"):
@@ -343,7 +346,7 @@ cdef object by_other_protocols(object buffer, object size, bint any_device, Byte
     if hasattr(buffer, "__array_interface__"):
         try:
             array = numpy.asarray(buffer)
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise no_access(buffer, error) from error
         return checked_export(buffer, array, memory)
     if callable(getattr(buffer, "data_ptr", None)):

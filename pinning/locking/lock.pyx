@@ -28,7 +28,7 @@ from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
-from pinning.runtime.arguments import byte_count, describe, integer, number
+from pinning.runtime.arguments import byte_count, describe, flag, integer, number
 from pinning.runtime.handles import Block, refuse_copy
 from pinning.runtime.settings import is_switched_on
 
@@ -141,7 +141,7 @@ cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object
             raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds")
         stall = STALL_MS if stall_ms is None else number(stall_ms, "stall_ms", "a number of milliseconds")
         if not 0 < stall < 1e9:
-            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must lie between 0 and 1e9, in milliseconds")
+            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be above 0 and below 1e9, in milliseconds")
         longest = <long long>(1e6 * stall)
         least = 1 if unit is None else byte_count(unit, "unit")
         element = (<Export>lock.owner).view.itemsize if isinstance(lock.owner, Export) else 1
@@ -717,7 +717,7 @@ def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> li
     return [
         region
         for pinned_map in wanted
-        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if idle else pinned_map)
+        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if flag(idle, "idle") else pinned_map)
     ]
 
 

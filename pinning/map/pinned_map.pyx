@@ -104,8 +104,11 @@ cdef class Region:
         ptr, size : int
             Host address and bytes.
         """
-        first = address_of(ptr) - self.start
-        return first // self.piece == (first + integer(size, "size") - 1) // self.piece
+        address, nbytes = address_of(ptr), byte_count(size, "size")
+        if not (self.start <= address and address + nbytes <= self.end):
+            raise InvalidRangeError(f"{nbytes} bytes at {address:#x} are not in {self!r}")
+        first = address - self.start
+        return first // self.piece == (first + nbytes - 1) // self.piece
 
     def device_ptr_of(self, ptr: int) -> int:
         """The device-accessible address of host address `ptr`.

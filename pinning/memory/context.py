@@ -12,7 +12,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind, MemoryKindLike
-from pinning.runtime.arguments import flag, integer
+from pinning.runtime.arguments import describe, flag, integer
 from pinning.runtime.handles import refuse_copy
 from pinning.runtime.per_device import PerDevice
 
@@ -202,6 +202,8 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
     InvalidRangeError
         It is freed already, of another context, unknown, or not the first byte of an allocation.
     """
+    if context is not None and not isinstance(context, Context):
+        raise TypeError(f"context is {describe(context)}; it must be a Context")
     if isinstance(memory, Allocation):
         found = memory
     else:

@@ -331,7 +331,10 @@ def _handle_of(stream: object) -> int:
             f"{describe(stream)} is not a queue: neither a pinning.Queue nor an object with __cuda_stream__; "
             "pinning.Queue(device) makes one"
         )
-    version, handle = protocol()
+    returned = protocol()
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise TypeError(f"{describe(stream)}.__cuda_stream__ returned {describe(returned)}; it must return (0, handle)")
+    version, handle = returned
     if version != 0:
         raise PinningError(f"{stream!r} has version {version} of __cuda_stream__; only version 0 is supported")
     return int(handle)

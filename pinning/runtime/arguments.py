@@ -55,7 +55,7 @@ def byte_count(
 
 def alignment(value: SupportsIndex) -> int:
     """Check a power of two; raises as `byte_count`."""
-    count = byte_count(value, "alignment")
+    count = byte_count(value, "alignment", most=1 << 30)  # no page is larger
     if count & (count - 1):
         raise InvalidRangeError(f"alignment is {count}; it must be a power of two")
     return count

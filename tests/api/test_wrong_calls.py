@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,22 @@ class Series:
 
     def __array__(self) -> object:
         return A
+
+
+class Streaming:
+    def __cuda_stream__(self) -> object:
+        return 5
+
+
+class Interface:
+    """Memory that an interface describes, of the host or, by another name, of a GPU."""
+
+    def __init__(self, data: object = (8192, False), shape: object = (1,)) -> None:
+        self.__array_interface__ = {"data": data, "shape": shape, "typestr": "<f8", "version": 3}
+
+    @property
+    def __cuda_array_interface__(self) -> object:
+        return self.__array_interface__
 
 
 def with_arena(call: Callable[[Arena], object]) -> None:
@@ -115,6 +132,25 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_file(A, __file__, "x"), TypeError, "offset is 'x'"),
     (lambda: pinning.lock(A, unit=3), InvalidRangeError, "unit is 3; it must be a multiple of .* 8 bytes"),
     (lambda: pinning.budget(idle="x"), TypeError, "idle is 'x'; .*, or True or False"),  # type: ignore[arg-type]
+    (lambda: pinning.alloc(5, alignment=1 << 62, device="host"), InvalidRangeError, "alignment is .* and 1073741824"),
+    (lambda: with_arena(lambda arena: arena.allocate(5, 1 << 40)), InvalidRangeError, "alignment is 1099511627776"),
+    (lambda: pinning.lock(A, stall_ms=0), InvalidRangeError, "stall_ms is 0; it must be above 0"),
+    (lambda: pinning.copy(A.ctypes.data, B.ctypes.data, 1 << 64), InvalidRangeError, r"between 1 and 2\*\*63 - 1"),
+    (lambda: MAP.register(8192, 100, (1 << 64) - 5), InvalidRangeError, "the device's range .* passes 2.64"),
+    # Not a bool, and a bool where something else belongs.
+    (lambda: pinning.regions(idle="no"), TypeError, "idle is 'no'; it must be True or False"),  # type: ignore[arg-type]
+    (lambda: pinning.fill(A, True), TypeError, "the value is True; give a byte, such as 1"),
+    # What others return.
+    (
+        lambda: pinning.copy(A, B, queue=Streaming()),
+        TypeError,
+        r"__cuda_stream__ returned 5; it must return \(0, handle\)",
+    ),
+    (lambda: pinning.lock(Interface((1 << 70, False))), InvalidRangeError, "this Interface gives no access"),
+    (lambda: arrays.as_device_array(Interface(shape=(1 << 62,))), InvalidRangeError, "is malformed"),
+    (lambda: Arena(4096, name="a\ud800"), ArgumentError, "name is 'a.ud800'; it must have 1 to 200 bytes"),
+    (lambda: with_memory(lambda memory: pinning.free(memory, "host")), TypeError, "context is 'host'"),  # type: ignore[arg-type]
+    (lambda: copy.copy(PageTable()), TypeError, "a PageTable is neither copied nor pickled"),
     # Indices, addresses and sizes of a batch.
     (lambda: pinning.copy_blocks_async(A, NONE, B, NONE, 8), InvalidRangeError, "dst_indices is empty"),
     (lambda: pinning.copy_blocks_async(A, [], B, [], 8), InvalidRangeError, "dst_indices is empty"),

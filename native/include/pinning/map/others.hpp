@@ -6,6 +6,7 @@ namespace pinning {
 
 inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
   check(ptr, size);
+  if (device_ptr + (size - 1) < device_ptr) throw InvalidRange("the device's range " + describe(device_ptr, size) + " passes 2^64");
   await_invalidations(ptr, size);
   Watching watching(*this, ptr, size);
   std::unique_lock guard(mutex_);
