@@ -6,12 +6,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from pinning.cli.bench import GIB, BenchReport
 from pinning.cli.units import size
+from pinning.errors import ArgumentError
 
 _BLUE, _GREEN, _GREY = "#2f6fb0", "#3f9a5a", "#9a9a9a"
+
+
+def check_format(file: Path) -> None:
+    """Raise ArgumentError if the suffix is not that of an image format."""
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix[1:].lower() not in known:
+        raise ArgumentError(f"--plot {file}: its suffix is not that of an image; there are {', '.join(sorted(known))}")
 
 
 def draw(report: BenchReport, file: Path) -> None:

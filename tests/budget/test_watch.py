@@ -293,6 +293,8 @@ segment = libc.shmget(0, 8 * page, 0o1600)
 ptr = libc.shmat(segment, None, 0)
 libc.shmctl(segment, 0, None)
 locks = [pinning.lock((ptr + at * page, 2 * page), device="host") for at in (1, 5)]
+libc.munmap.argtypes = [leaving.ctypes.c_void_p, leaving.ctypes.c_size_t]
+assert libc.munmap(ptr + 4 * page, page) == 0  # leaves a gap, behind which the rest of the segment goes too
 assert libc.shmdt(ptr) == 0
 print([lock.held for lock in locks])
 """

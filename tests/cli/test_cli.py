@@ -542,6 +542,8 @@ def test_bench_draws(pinning: Pinning, tmp_path: Path) -> None:
     keep_fonts = f"import os; os.environ['MPLCONFIGDIR'] = {str(tmp_path)!r}"
     pinning.text("bench", "--quick", "--device", "host", "--plot", str(picture), first=keep_fonts)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    refused = pinning.text("bench", "--plot", str(tmp_path / "bench.xyz"), first=keep_fonts, exit_code=1)
+    assert "its suffix is not that of an image; there are" in " ".join(refused.split())
 
 
 def test_bench_says_what_drawing_needs(pinning: Pinning, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(stan
 
 
 def test_the_stream_that_is_told_comes_after_the_work_in_all(standin: StandIn) -> None:
-    with arrays.stream("cuda") as one, arrays.stream("cuda") as other:
+    with arrays.stream("cuda") as one, arrays.stream("cuda") as other, arrays.stream("cuda") as consumer:
         there = arrays.to_device(numbers(100))
         here = arrays.pinned_array_like(there)
         with holding(one) as of_one, holding(other) as of_other:
@@ -120,6 +120,10 @@ def test_the_stream_that_is_told_comes_after_the_work_in_all(standin: StandIn) -
             for stream in (one, other):
                 there.copy_to_host(here, stream=stream)
                 copies.append(stream.record())
+            standin.configure()
+            there.__dlpack__(stream=consumer.handle)
+            told = [int(call.split()[1], 16) for call in standin.calls("cuStreamWaitEvent")]
+            assert told == [consumer.handle] * 2
             first = [one.handle, other.handle].index(there.__cuda_array_interface__["stream"])
             after = (one, other)[first].record()
             (of_one, of_other)[first].release()

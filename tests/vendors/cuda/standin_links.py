@@ -55,13 +55,14 @@ def joined(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pending._seen.clear()  # else queues that are gone make the next test's peers look busy
 
 
-def at_once(size: int, links: object, locked: bool, to_device: bool = True) -> tuple[pinning.Copy, bool]:
-    """A copy of `size` bytes to the device or back, and whether every byte is right."""
+def at_once(size: int, links: object, locked: float, to_device: bool = True) -> tuple[pinning.Copy, bool]:
+    """A copy of `size` bytes to the device or back, and whether every byte is right. `locked`: the share that is."""
     source = noise(size)
     back = numpy.zeros(size, numpy.uint8)
     queue = pinning.Queue("cuda:0", links=links)  # type: ignore[arg-type]
     with queue, pinning.alloc(size, device="cuda:0") as there:
-        held = [pinning.lock(each, device="cuda:0") for each in (source, back)] if locked else []
+        parts = [each[: int(size * locked)] for each in (source, back)] if locked else []
+        held = [pinning.lock(each, device="cuda:0") for each in parts]
         first, second = ("own", None) if not to_device else (None, "own")
         given = queue.links
         queue.links = first or given
@@ -86,6 +87,12 @@ def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: b
     assert copy.path is (CopyPath.DIRECT if locked else CopyPath.STAGED)
     over = min((size - 8 * MIB) // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
     assert f"{copy.path} over {over} links: cuda:0, cuda:" in copy.reason
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("locked", [0.04, 0.5, 0.96])
+def test_a_lock_may_end_in_any_links_share(locked: float, to_device: bool) -> None:
+    assert at_once(64 * MIB + 13, ["cuda:3"], locked, to_device)[1]
 
 
 @pytest.mark.parametrize("rest", [1, 9 * MIB, 20 * MIB])
