@@ -153,9 +153,7 @@ def _choice(limit: int | float) -> _Limit:
         raise InvalidRangeError(f"limit is {limit!r}; it must be {_BYTES_OR_FRACTION}")
     room = _memory()
     if room is None:
-        raise InvalidRangeError(
-            f"limit is {limit!r}, of a memory size that /proc does not tell here: give bytes"
-        )
+        raise InvalidRangeError(f"limit is {limit!r}, of a memory size that /proc does not tell here: give bytes")
     return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
 
 

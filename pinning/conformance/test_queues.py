@@ -330,6 +330,21 @@ def test_a_queue_is_closed_while_others_ask(memories: MemoryDevice) -> None:
             assert all("closed" in each.result() for each in asking)
 
 
+@pytest.mark.parametrize("last", range(3))
+def test_a_device_waits_for_all_its_queues(memories: MemoryDevice, holds: type[HeldQueue], last: int) -> None:
+    queues = [memories.make_queue() for _ in range(3)]
+    with holds(queues[last]) as held, ThreadPoolExecutor(1) as elsewhere:
+        assert held.begun.wait(60)
+        waiting = elsewhere.submit(memories.synchronize)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        held.release()
+        waiting.result(60)
+        assert all(queue.done() for queue in queues)
+    for queue in queues:
+        queue.close()
+
+
 def test_a_queue_that_is_dropped_is_given_back(memories: MemoryDevice, driver_faults: Faults | None) -> None:
     before = driver_faults and driver_faults.held()
     queue = memories.make_queue()

@@ -46,6 +46,14 @@ def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -
     OTHER.free(there)
 
 
+@pytest.mark.parametrize("kind", [HOST, DEVICE])
+def test_memory_that_cannot_be_opened_to_the_others_is_given_back(standin: StandIn, kind: MemoryKind) -> None:
+    standin.configure("fail=hsa_amd_agents_allow_access:1:4096")
+    with pytest.raises(VendorError, match="hsa_amd_agents_allow_access"):
+        GPU.allocate(PAGE, kind)
+    assert len(standin.calls("hsa_amd_memory_pool_free")) == 1
+
+
 def test_others_memory_on_another_gpu_is_not_taken_to_be_open(standin: StandIn) -> None:
     theirs = ctypes.c_void_p()
     hsa = ctypes.CDLL("libhsa-runtime64.so.1")

@@ -46,6 +46,19 @@ def test_a_lock_is_one_registration_of_whole_pages(standin: StandIn) -> None:
     assert (len(standin.calls(REGISTER)), len(standin.calls(UNREGISTER))) == (1, 1)
 
 
+def test_of_two_locks_at_one_address_the_smaller_ends_first(standin: StandIn) -> None:
+    memory = Memory(4)
+    for size in (1, 4, 2):  # by several maps
+        DEVICE.data_lock(memory.ptr, size * PAGE, None)
+    for _ in range(2):
+        DEVICE.data_unlock(memory.ptr)
+        assert sum(size for _, size in standin.registrations()) == 4 * PAGE
+        assert DEVICE.is_pinned_ptr(memory.ptr + 3 * PAGE)
+    DEVICE.data_unlock(memory.ptr)
+    assert standin.registrations() == set()
+    assert DEVICE.is_pinned_ptr(memory.ptr) is None
+
+
 def test_memory_that_is_not_there_is_not_imported(standin: StandIn) -> None:
     memory = Memory(3)
     memory.unmap(1)
