@@ -167,6 +167,8 @@ def test_the_report_goes_to_a_file(buffers: Path, tmp_path: Path) -> None:
     assert ran.said == []
     lines = (tmp_path / "report").read_text().splitlines()
     assert lines[0].startswith("pinning: 1 buffers locked, 4 MiB at most; ")
+    run(buffers, "smaller", 4 * MIB, report=tmp_path / "another")
+    assert " buffers locked, 4 MiB at most; " in (tmp_path / "another").read_text()
 
 
 def test_a_file_that_cannot_be_written_is_said_and_the_program_goes_on(buffers: Path, tmp_path: Path) -> None:

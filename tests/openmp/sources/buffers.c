@@ -65,6 +65,12 @@ int main(int argc, char **argv) {
     fprintf(stderr, "locked KiB: %ld\n", locked_kib());
     free(p);
     fprintf(stderr, "locked KiB after free: %ld\n", locked_kib());
+  } else if (!strcmp(how, "smaller")) {
+    for (int i = 0; i < 2; i++, n /= 2) {
+      add(p = calloc(n, 1), 5);
+      printf("%ld\n", sum(p));
+      free(p);
+    }
   } else if (!strcmp(how, "stack")) {
     char on_stack[n];
     memset(on_stack, 0, n);

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""glibc: its tests of malloc and of threads, over the installed library. PATH is the source of its release."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from commands import HELD, holds, run_by
+from results import FAILED, PASSED, SKIPPED, Result
+
+FILES = ["include", "malloc", "nptl", "support", "sysdeps/pthread"]
+WAYS = ["pinning run", HELD]
+EXPLAINED: dict[str, str] = {}
+NOT_SUPPORTED = 77
+AT_ONCE = 32  # most wait for something nearly all the time
+OPTIONS = "-w -O1 -std=gnu11 -D_GNU_SOURCE -DTIMEOUTFACTOR=3 -include stdbool.h -include limits.h -include sys/types.h"
+LIBRARIES = "-lpthread -ldl -lm -lrt"
+# What glibc's own makefiles would say of its folders.
+PLACES = """
+const char support_objdir_root[] = "/tmp", support_srcdir_root[] = "/tmp", support_install_prefix[] = "/usr",
+           support_objdir_elf_ldso[] = "/lib64/ld-linux-x86-64.so.2", support_libdir_prefix[] = "/usr/lib",
+           support_bindir_prefix[] = "/usr/bin", support_sbindir_prefix[] = "/usr/sbin";
+"""
+
+
+def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
+    programs = _built(checkout, work / "built")
+    environment = {**os.environ, **holds(way, work)}
+
+    def result(case: str) -> Result:
+        folder = work / "run" / case
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["/usr/bin/timeout", "-k", "5", "100", *run_by(way), programs / case]
+        null = subprocess.DEVNULL
+        ran = subprocess.run(command, env=environment, cwd=folder, stdin=null, stdout=null, stderr=subprocess.PIPE)
+        state = {0: PASSED, NOT_SUPPORTED: SKIPPED}.get(ran.returncode, FAILED)
+        return Result(state, "", f"status {ran.returncode}: {ran.stderr.decode(errors='replace')[:200]}")
+
+    cases = sorted(each.name for each in programs.iterdir() if only is None or each.name in only)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(cases, pool.map(result, cases), strict=True))
+
+
+def _built(checkout: Path, into: Path) -> Path:
+    """The folder of the programs: all tests that can be built outside of glibc's own build."""
+    programs, objects, headers = into / "programs", into / "objects", into / "headers"
+    if programs.exists():
+        return programs
+    for folder in (objects, headers):
+        folder.mkdir(parents=True, exist_ok=True)
+    (headers / "support").symlink_to(checkout / "support")
+    (headers / "config.h").touch()
+    for name in ("intprops.h", "array_length.h", "libc-pointer-arith.h"):
+        (headers / name).symlink_to(checkout / "include" / name)
+    (into / "places.c").write_text(PLACES)
+    cc = ["cc", *OPTIONS.split(), f"-I{headers}"]
+
+    def compiled(source: Path) -> Path | None:
+        made = objects / f"{source.stem}.o"
+        done = subprocess.run([*cc, f"-I{checkout / 'support'}", "-c", source, "-o", made], capture_output=True)
+        return made if done.returncode == 0 else None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sources = [into / "places.c", *sorted((checkout / "support").glob("*.c"))]
+        helpers = [each for each in sources if each.stem != "support_paths" and not each.stem.startswith("tst-")]
+        archive = into / "support.a"
+        made = [each for each in pool.map(compiled, helpers) if each]
+        subprocess.run(["ar", "rcs", archive, *made], check=True)
+        building = into / "building"
+        building.mkdir()
+        folders = [checkout / name for name in ("malloc", "nptl", "sysdeps/pthread")]
+        tests = [each for folder in folders for each in sorted(folder.glob("tst-*.c"))]
+        paths = [f"-I{folder}" for folder in folders]
+        pool.map(
+            lambda test: subprocess.run(
+                [*cc, *paths, test, archive, *LIBRARIES.split(), "-o", building / f"{test.parent.name}-{test.stem}"],
+                capture_output=True,
+            ),
+            tests,
+        )
+    return building.rename(programs)
