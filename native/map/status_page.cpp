@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Locks: `Book::mutex` guards the assignment of slots, is taken last, and is held only to search a list.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -75,7 +76,8 @@ struct Book {
   void show() noexcept {
     if (std::exchange(shown, true)) return;
     static bool const is_on = is_switched_on("PINNING_STATUS", true);
-    if (!is_on) return;
+    rlimit size{};  // of a file; one that is to grow beyond it would end the program by SIGXFSZ
+    if (!is_on || (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur < sizeof(StatusPage))) return;
     int const descriptor = above_streams(memfd_create("pinning-status", MFD_CLOEXEC));
     if (descriptor < 0) return;
     identity = FileIdentity(descriptor);

@@ -8,6 +8,7 @@ from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 
 from pinning.budget.cache cimport keep_owner, watch
@@ -61,7 +62,7 @@ cdef extern from "<pinning/open_locks.hpp>" namespace "pinning":
         void leave(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial) noexcept
         PyObject* of_bytes(const void* map, uint64_t ptr, uint64_t size, uint64_t before) noexcept
         PyObject* of_region(const void* map, uint64_t region, uint64_t before) noexcept
-        PyObject* within(const void* map, uint64_t ptr, uint64_t size) noexcept
+        PyObject* within(const void* map, uint64_t ptr, uint64_t size, cbool (*is_meant)(PyObject*) noexcept) noexcept
 
 
 cdef bint tells_sites = is_switched_on("PINNING_LOCK_SITES")
@@ -688,10 +689,14 @@ def find(buffer: Buffer, size: int | None = None, *, device: LockDevice | str | 
 cdef Lock held_within(uint64_t ptr, uint64_t size):
     cdef PyObject* lock
     for pinned_map in pinned_maps():
-        lock = open_locks.within(<void*>pinned_map, ptr, size)
-        if lock is not NULL and lock.ob_refcnt > 0:
+        lock = open_locks.within(<void*>pinned_map, ptr, size, &is_still_held)
+        if lock is not NULL:
             return <Lock>lock
     return None
+
+
+cdef cbool is_still_held(PyObject* lock) noexcept:
+    return lock.ob_refcnt > 0 and (<Lock>lock).is_held()  # not dropped just now, nor of memory that has gone
 
 
 def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> list[Region]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import re
 import subprocess
@@ -653,3 +654,19 @@ array = part.asarray()
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=WAIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not Path(f"/dev/shm/pinning-arena.exit-{os.getpid()}").exists()
+
+
+def test_a_lock_whose_memory_has_gone_keeps_nothing_that_comes_there() -> None:
+    for _ in range(20):
+        gone = mmap.mmap(-1, SIZE)
+        address = numpy.frombuffer(gone, numpy.uint8).ctypes.data
+        lock = pinning.lock((address, SIZE), device="host:0")
+        gone.close()
+        with Arena(SIZE, "host:0") as arena:
+            arena.wait()
+            memory = arena.allocate(100)
+            assert not lock.held
+            memory.free()
+            if arena.ptr == address:
+                return
+    pytest.skip("no arena came to where memory had been")

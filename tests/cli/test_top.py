@@ -260,6 +260,14 @@ def test_figures_are_whole_in_80_columns(program: Program) -> None:
     assert re.search(rf"^ *{program.pid} +1\.2 MiB ", top("--once", columns=80).stdout, re.MULTILINE)
 
 
+def test_a_process_whose_files_must_not_grow_has_no_page() -> None:
+    with started() as program:
+        program("import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)")
+        program("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))")
+        program("held.append(pinning.lock(memory, device='host')); assert held[0].held")
+        assert "has locked nothing" in top(program.pid, "--once").stderr
+
+
 def test_q_quits(program: Program) -> None:
     program("[held.append(pinning.lock(array[i * 4096 :][:4096], device='host', piece=4096)) for i in range(8)]")
     child, terminal = pty.fork()

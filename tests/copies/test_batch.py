@@ -221,6 +221,14 @@ def test_one_item_goes_as_a_copy_does(queue: pinning.Queue) -> None:
             pinning.copy_batch([there], [array], [1, 2], queue=queue)
 
 
+def test_items_in_memory_of_the_hosts_device_may_cross_the_border_of_a_lock() -> None:
+    array, back = noise(100), numpy.zeros(100, numpy.uint8)
+    with pinning.alloc(100, device="host:0") as there, pinning.lock((there.ptr, 36), device="host:0"):
+        pinning.copy_batch([there.ptr + 27, there.ptr], [array[27:], array[:27]], [73, 27])
+        pinning.copy_batch([back[:60], back[60:]], [there.ptr, there.ptr + 60], [60, 40])
+    assert (back == array).all()
+
+
 def test_several_that_write_the_same_bytes_leave_one_of_them(queue: pinning.Queue) -> None:
     sources = noise(3 * SIZE).reshape(3, SIZE)
     with pinning.alloc(SIZE, device="host:0") as there:

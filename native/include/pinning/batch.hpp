@@ -101,17 +101,15 @@ class Sorter {
     }
     enter(item);
     bool const small = item.size <= largest_by_kernel_;
-    bool first = true, dst_device = false, src_device = false;
-    while (item.size > 0) {
+    look(item);
+    for (Kind dst_before = dst_.kind, src_before = src_.kind; item.size > 0; dst_before = dst_.kind, src_before = src_.kind) {
       look(item);
-      if (std::exchange(first, false)) {
-        dst_device = dst_.kind == Kind::device, src_device = src_.kind == Kind::device;
-      } else if (dst_device != (dst_.kind == Kind::device) || src_device != (src_.kind == Kind::device)) {
+      if (leaves_device(dst_before, dst_.kind) || leaves_device(src_before, src_.kind)) {
         refuse("it runs past the end of an allocation of the device's, with " + std::to_string(item.size) +
                " bytes left at dst " + describe(item.dst, item.size) + ", src " + describe(item.src, item.size));
       }
       std::uint64_t size = std::min({item.size, dst_.end - item.dst, src_.end - item.src});
-      if (!dst_device && !src_device) {
+      if (dst_.kind != Kind::device && src_.kind != Kind::device) {
         parts_.on_host.push_back({item.dst, item.src, size});
       } else if (dst_.kind == Kind::pageable) {
         parts_.to_host.push_back({item.dst, item.src, size});
@@ -126,6 +124,11 @@ class Sorter {
       }
       item = {item.dst + size, item.src + size, item.size - size};
     }
+  }
+
+  /// Whether memory of a device ends or begins here. What a lock divides, as it can on the host's own device, goes on.
+  static bool leaves_device(Kind before, Kind now) noexcept {
+    return before != now && before != Kind::locked && now != Kind::locked;
   }
 
   /// Set `dst_` and `src_` to the ranges of the item's first bytes.

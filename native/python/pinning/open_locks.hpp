@@ -30,12 +30,12 @@ class OpenLocks {
   PyObject* of_bytes(void const* map, Word ptr, Word size, Word before) { return last(by_bytes_, {map, ptr, size, before}); }
   PyObject* of_region(void const* map, Word region, Word before) { return last(by_region_, {map, region, 0, before}); }
 
-  /// A lock of any of these bytes.
-  PyObject* within(void const* map, Word ptr, Word size) {
+  /// A lock of any of these bytes for which `is_meant`.
+  PyObject* within(void const* map, Word ptr, Word size, bool (*is_meant)(PyObject*)) {
     for (auto each = by_bytes_.lower_bound({map, ptr + size, 0, 0}); each != by_bytes_.begin();) {
       auto const& [of, start, length, serial] = (--each)->first;
       if (of != map) break;
-      if (start + length > ptr) return each->second;
+      if (start + length > ptr && is_meant(each->second)) return each->second;
     }
     return nullptr;
   }
