@@ -13,7 +13,8 @@ from commands import HELD, holds, run_by
 from results import FAILED, PASSED, SKIPPED, Result
 
 WAYS = ["pinning run", HELD]
-EXPLAINED: dict[str, str] = {}
+_KEYS = "makes as many thread-specific keys as a process may have, of which the tool has one"
+EXPLAINED = {"tst-key1|tst-key4|tst-tss-basic": _KEYS}
 NOT_SUPPORTED = 77
 AT_ONCE = 32  # most wait for something nearly all the time
 OPTIONS = "-w -O1 -std=gnu11 -D_GNU_SOURCE -DTIMEOUTFACTOR=3 -include stdbool.h -include limits.h -include sys/types.h"
