@@ -467,6 +467,18 @@ void Lane::read_markers() {
   }
 }
 
+void Lane::ask_last() {
+  check();
+  auto const place = last_if_needed();  // destroyed without the lock
+  std::shared_ptr<VendorEvent> last;
+  std::uint64_t position = 0;
+  if (place != nullptr) {
+    std::lock_guard const state(state_);
+    if (is_last(place)) last = place->vendor_, position = submitted_;
+  }
+  if (last != nullptr && timeline_->reached() < position && last->done()) reach(position);
+}
+
 /// Note that everything up to here is complete, and destroy its operations.
 void Lane::reach(std::uint64_t position) {
   std::list<Kept> finished;

@@ -57,6 +57,9 @@ cdef class Graphs:
             recorded = following
         return live is NULL
 
+    def ask_last(self):
+        """Nothing more: a graph that is gone tells so."""
+
     def unwatch(self):
         """Whether no graph keeps anything, so that polling is not needed."""
         self.watched = live is not NULL

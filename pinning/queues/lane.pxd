@@ -38,6 +38,7 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         void unlock() noexcept
         void check_open() except +raise_in_python
         cbool poll() except +raise_in_python
+        void ask_last() except +raise_in_python
         cbool done() except +raise_in_python
         void synchronize(Meanwhile meanwhile) except +raise_in_python
         cbool keeps_any() noexcept

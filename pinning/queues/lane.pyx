@@ -203,6 +203,15 @@ cdef class Lane:
             self.attend()
         return over
 
+    def ask_last(self):
+        """As `poll`, by the event of the last operation, which another queue may have waited for."""
+        check_process(self.made_in)
+        try:
+            with nogil:
+                self.native.get().ask_last()
+        finally:
+            self.attend()
+
     def done(self):
         """Whether all work is over, also what others have submitted. Raises an error that no event has reported."""
         check_process(self.made_in)

@@ -105,6 +105,16 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
     PinnedMap map(device, &pinning::process_watcher());
     std::atomic<bool> stop = false;
     std::atomic<long> all_cycles = 0, all_seen = 0, all_lost = 0;
+    // What another thread has taken away just before, at the same addresses, may be told of while this is being locked.
+    auto const lock_soon = [&](Address ptr, std::uint64_t bytes) {
+      for (;;) {
+        try {
+          return map.lock(ptr, bytes);
+        } catch (pinning::InvalidRange const&) {
+          ++all_lost;
+        }
+      }
+    };
     {
       std::vector<std::jthread> threads;
       for (unsigned i = 0; i < 3; ++i) {
@@ -117,7 +127,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
             auto const way = static_cast<Way>(random() % ways);
             // Memory that is moved must be one mapping, so all of it is watched.
             Address const ptr = address(at) + (way == moved ? 0 : random() % 4 * page);
-            Hold const hold = map.lock(ptr, way == moved ? size : 1 + random() % (4 * page));
+            Hold const hold = lock_soon(ptr, way == moved ? size : 1 + random() % (4 * page));
             if (static_cast<unsigned char>(hold.device_ptr >> shift) != byte) fail("a stale region is counted");
             for (int look = 0; look < 3; ++look) {
               auto const found = seen_by_device(map, ptr);
@@ -140,7 +150,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
         void* const own = map_anonymous();
         std::memset(own, 1, size);
         while (!stop) {
-          map.unlock(map.lock(address(own), size));
+          map.unlock(lock_soon(address(own), size));
           void* const other = map_anonymous();
           munmap(other, size);
           map.drain_invalidations();

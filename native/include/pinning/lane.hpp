@@ -169,6 +169,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   /// Find out what is complete, and destroy its operations; whether that is all. The vendor's errors are kept.
   PINNING_API bool poll();
+  /// Ask the vendor's event of the last operation too, if there is one. Another queue may have waited for it and be done,
+  /// while the thread or the engine of this one has yet to note that it is idle.
+  PINNING_API void ask_last();
   /// The same for all work of the vendor's queue, also of others. Throws the first error that no event has.
   PINNING_API bool done();
   /// Block until all that was submitted so far is complete. Throws as `done`.

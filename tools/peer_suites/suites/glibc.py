@@ -14,7 +14,12 @@ from results import FAILED, PASSED, SKIPPED, Result
 
 WAYS = ["pinning run", HELD]
 _KEYS = "makes as many thread-specific keys as a process may have, of which the tool has one"
-EXPLAINED = {"tst-key1|tst-key4|tst-tss-basic": _KEYS}
+_ENDS = "ends with its last thread; the threads of the watch never end"
+EXPLAINED = {
+    "tst-key1|tst-key4|tst-tss-basic": _KEYS,
+    "exit-nothreads|tst-basic[34]|tst-cleanupx?0|pthread_cancel-exited": _ENDS,
+    "tst-create-detached": "limits its addresses to few, and the page table has reserved more",
+}
 NOT_SUPPORTED = 77
 AT_ONCE = 32  # most wait for something nearly all the time
 OPTIONS = "-w -O1 -std=gnu11 -D_GNU_SOURCE -DTIMEOUTFACTOR=3 -include stdbool.h -include limits.h -include sys/types.h"
