@@ -718,11 +718,12 @@ def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> li
     ...     [region.size for region in pinning.regions()]
     [8000]
     """
+    cdef bint with_idle = flag(idle, "idle")
     wanted = separate(pinned_maps()) if device is None else [map_of(device)]
     return [
         region
         for pinned_map in wanted
-        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if flag(idle, "idle") else pinned_map)
+        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if with_idle else pinned_map)
     ]
 
 
