@@ -18,6 +18,7 @@ _ENDS = "ends with its last thread; the threads of the watch never end"
 EXPLAINED = {
     "tst-key1|tst-key4|tst-tss-basic": _KEYS,
     "exit-nothreads|tst-basic[34]|tst-cleanupx?0|pthread_cancel-exited": _ENDS,
+    "tst-mallocfork2": "forks in signal handlers, which is for processes of one thread; the watch has threads",
     "tst-create-detached": "limits its addresses to few, and the page table has reserved more",
 }
 NOT_SUPPORTED = 77
