@@ -45,12 +45,12 @@ class Reader {
     refuse(name, "give one of " + known);
   }
 
-  void number(char const* name, std::size_t& value, std::size_t least) {
+  void number(char const* name, std::size_t& value, std::size_t least, char const* example) {
     std::string const text = setting(name);
     if (text.empty()) return;
     auto const read = bytes_of(text);
     if (read && *read >= least) value = *read;
-    else refuse(name, "give a number of at least " + std::to_string(least) + ", such as 64KiB");
+    else refuse(name, "give a number of at least " + std::to_string(least) + ", such as " + example);
   }
 
  private:
@@ -89,9 +89,9 @@ Policy policy_of_environment() {
   read.word<Mode>("PINNING_LOCK_MAPPED", policy.mode,
                   {{"off", Mode::off}, {"on", Mode::on}, {"mandatory", Mode::mandatory}});
   read.word<bool>("PINNING_LOCK_UNTIL", policy.until_freed, {{"freed", true}, {"unmapped", false}});
-  read.number("PINNING_LOCK_MIN_BYTES", policy.min_bytes, 1);
-  read.number("PINNING_LOCK_BUDGET", policy.budget, 0);
-  read.number("PINNING_LOCK_AFTER", after, 1);
+  read.number("PINNING_LOCK_MIN_BYTES", policy.min_bytes, 1, "64KiB");
+  read.number("PINNING_LOCK_BUDGET", policy.budget, 0, "8GiB");
+  read.number("PINNING_LOCK_AFTER", after, 1, "2");
   policy.after = static_cast<unsigned>(std::min<std::size_t>(after, ~0U));
   policy.report = setting("PINNING_REPORT");
   policy.trace = setting("PINNING_TRACE");

@@ -17,7 +17,7 @@ from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
 from pinning.budget.checks import check_memory, check_room
-from pinning.budget.limits import check_lock
+from pinning.budget.limits import check_budget
 from pinning.errors import (
     ArgumentError,
     InvalidRangeError,
@@ -166,7 +166,7 @@ class Arena(Space):
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop
         for each in self.devices:
-            check_room(last - first, each, resident=True)
+            check_room(last - first, each, fresh=True)
         run_deferred()  # dropped objects may hold memory, or the name
         memory = map_memory(
             size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
@@ -370,7 +370,7 @@ class Arena(Space):
                 f"at most {self.largest_available} in one piece: free some, or make it with a larger grow="
             )
         for each in self.devices:
-            check_room(more, each, resident=True)
+            check_room(more, each, fresh=True)
         if memory.page == PAGE:
             check_memory(more)
         self._alone(self._extend, memory, more, end)
@@ -398,8 +398,9 @@ class Arena(Space):
         needed = -(self.ptr + end) % step + size
         more = max(needed, min(_STEP, self.maximum - end))
         try:
+            check_budget(more)
             for each in self.devices:
-                check_lock(more, each, resident=True)
+                check_room(more, each, fresh=True)
         except LockLimitError:
             more = needed
         self._grow(more, end)

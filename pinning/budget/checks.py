@@ -14,20 +14,31 @@ from pinning.plugin import Device, LockLimit
 # A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
 WORTH_A_LOOK = 16 << 20
-MOST_LOOKS = 64  # at a limit while other threads lock and unlock; a lock that does not fit must end
 
 
-def check_room(size: int, device: Device, resident: bool) -> None:
-    """Refuse to lock `size` more bytes if there is no room for them even after cached regions were given back.
+def check_room(size: int, device: Device, *, fresh: bool) -> None:
+    """Refuse to lock `size` more bytes if a limit of the device has no room even after cached regions were given back.
 
-    `resident`: the pages are in memory already, so locking takes no more of it. A limit that cannot be read, without
-    /proc or a free descriptor, does not apply here; the vendor refuses by itself. Raises LockLimitError with limit,
-    need, remedy.
+    `fresh`: none of the pages is locked yet. Those that are count once, so without it only a lock that is larger than
+    the whole limit is refused here, and the vendor refuses what does not fit. So it does if the limit cannot be read,
+    without /proc or a free descriptor. Raises LockLimitError with limit, need, remedy.
     """
+    # isinstance(device, LimitedDevice) would take 20 us.
+    lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    if lock_limit is None:
+        return
     with suppress(OSError):
-        _check_limit(size, device)
-    if not resident:
-        check_memory(size)
+        room = _room(lock_limit(), fresh)
+        if room is not None and fresh and size > room.free and cache.give_back_all_of(size - room.free):
+            room = _room(lock_limit(), fresh)
+        if room is not None:
+            check(size, room)
+
+
+def _room(lock: LockLimit | None, fresh: bool) -> Room | None:
+    if lock is None:
+        return None
+    return Room(lock.name, lock.limit, lock.limit - lock.used if fresh else lock.limit, lock.remedy)
 
 
 def check_memory(size: int) -> None:
@@ -46,23 +57,3 @@ def _check_memory(size: int) -> None:
         check(size, system_memory())
     for room in cgroup_memory():
         check(size, room)
-
-
-def _check_limit(size: int, device: Device) -> None:
-    # isinstance(device, LimitedDevice) would take 20 us.
-    lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    if lock_limit is None:
-        return
-    cleared = False
-    for _ in range(MOST_LOOKS):
-        changes = cache.changes(device)
-        lock = lock_limit()
-        if lock is None:
-            return
-        room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
-        if size > room.free and not cleared:
-            cleared = True
-            cache.clear_up()
-        elif size <= room.free or not cache.give_way(device, size - room.free, changes):
-            break
-    check(size, room)

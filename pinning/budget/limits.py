@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pinning.budget import cache as _cache
-from pinning.budget.checks import check_room
+from pinning.budget.checks import check_memory, check_room
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import Device
@@ -121,12 +121,18 @@ def give_back_idle(nbytes: int | None = None) -> int:
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock that would not fit even with an empty cache, before any page is touched. Raises as `check_room`."""
-    check_room(size, device, resident)
-    _check_budget(size)
+    """Refuse a lock that would not fit even with an empty cache, before any page is touched. Raises as `check_room`.
+
+    `resident`: the pages are in memory already, so locking takes no more of it.
+    """
+    check_room(size, device, fresh=False)
+    if not resident:
+        check_memory(size)
+    check_budget(size)
 
 
-def _check_budget(size: int) -> None:
+def check_budget(size: int) -> None:
+    """Refuse `size` more bytes if the budget has no room for them even with an empty cache. Raises LockLimitError."""
     global _chosen
     _cache.make_room(size)
     try:
@@ -163,7 +169,7 @@ def _default() -> _Limit:
 
 
 def _memory() -> Room | None:
-    """The smallest limit on the memory of this process; `check_room` checks how much of it is free."""
+    """The smallest limit on the memory of this process; `check_memory` checks how much of it is free."""
     rooms: list[Room] = []
     with suppress(OSError):
         rooms.append(system_memory())

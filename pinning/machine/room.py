@@ -60,7 +60,7 @@ def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
 
 
 def check(size: int, room: Room) -> None:
-    """Refuse `size` bytes if fewer are left. Raises as `check_room`."""
+    """Refuse `size` bytes if fewer are left. Raises LockLimitError."""
     if size > room.free:
         raise LockLimitError(
             f"locking {exact_size(size)} is more than {room.name} allows: {exact_size(room.limit)}, of which "

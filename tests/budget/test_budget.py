@@ -25,6 +25,7 @@ from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
 from pinning.budget import limits
 from pinning.budget.cache import collect
+from pinning.budget.checks import check_room
 from pinning.conformance.faults import eventually
 from pinning.machine.pressure import Pressure
 from pinning.machine.room import system_memory
@@ -341,16 +342,16 @@ class LimitedDevice(FakeDevice):
 def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
     device = LimitedDevice("fake:limited")
     pinning.budget(idle=True)
-    idle, wanted = [numpy.zeros(SIZE, "u1") for _ in range(2)], numpy.zeros(2 * SIZE + over, "u1")
+    idle = [numpy.zeros(SIZE, "u1") for _ in range(2)]
     for array in idle:
         pinning.lock(array, device=device).unlock()
     if over:
         with pytest.raises(LockLimitError, match="FAKE_LIMIT"):
-            pinning.lock(wanted, device=device)
+            check_room(2 * SIZE + 1, device, fresh=True)
         assert set(device.locked) == {array.ctypes.data for array in idle}
     else:
-        with pinning.lock(wanted, device=device):
-            assert set(device.locked) == {wanted.ctypes.data}
+        check_room(2 * SIZE, device, fresh=True)
+        assert not device.locked
     pinning.give_back_idle()
 
 

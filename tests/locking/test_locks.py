@@ -568,8 +568,8 @@ def test_a_warning_made_an_error_does_not_keep_it_locked(device: FakeDevice, mon
 def test_too_much_is_refused_with_the_command_that_raises_the_limit(device: FakeDevice) -> None:
     device.limit = LockLimit("RLIMIT_FAKE", 5000, 1000, "fakectl --raise")
     with pytest.raises(LockLimitError, match=r"RLIMIT_FAKE.*5000.*fakectl --raise") as caught:
-        pinning.lock(bytearray(4001), device=device)
-    assert "4001" in str(caught.value)
+        pinning.lock(bytearray(5001), device=device)
+    assert "5001" in str(caught.value)
     assert isinstance(caught.value, MemoryError)
     assert device.calls == []
     values = np.zeros(4000, np.uint8)

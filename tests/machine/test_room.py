@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
@@ -17,7 +18,8 @@ import pytest
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
 from pinning.budget import checks as module
-from pinning.budget.checks import WORTH_A_LOOK, check_room
+from pinning.budget.checks import WORTH_A_LOOK, check_memory, check_room
+from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.machine.room import Room, cgroup_memory, system_memory
@@ -65,36 +67,24 @@ def plenty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plenty")
-class TestCheckRoom:
-    def test_device_without_a_limit(self) -> None:
-        check_room(16 * GIB, FakeDevice(), resident=False)
-        check_room(16 * GIB, FakeLimitedDevice(None), resident=False)
-
-    @pytest.mark.parametrize("resident", [True, False])
-    def test_limit_of_the_device(self, resident: bool) -> None:
-        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
-        check_room(6000, device, resident)
-        with pytest.raises(LockLimitError) as refusal:
-            check_room(6001, device, resident)
-        for part in ("6001 bytes", "RLIMIT_TEST", "10000 bytes", "6000 bytes", "testlimit -u"):
-            assert part in str(refusal.value)
-
-    def test_limit_that_is_exceeded_already(self) -> None:
-        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 1000, 4000, "testlimit -u"))
-        with pytest.raises(LockLimitError, match="of which 0 bytes"):
-            check_room(1, device, resident=True)
-
+class TestMemory:
     def test_memory_of_the_machine(self) -> None:
-        check_room(32 * GIB, FakeDevice(), resident=False)
+        check_memory(32 * GIB)
         with pytest.raises(LockLimitError, match=rf"{32 * GIB + 1} bytes .* the machine's memory .* {64 * GIB} bytes"):
-            check_room(32 * GIB + 1, FakeDevice(), resident=False)
+            check_memory(32 * GIB + 1)
 
     def test_host_memory_that_is_allocated(self) -> None:
         with pytest.raises(LockLimitError, match="the machine's memory"):
             pinning.alloc(33 * GIB, "host", device="host")
 
     def test_resident_pages_need_no_more_memory(self) -> None:
-        check_room(48 * GIB, FakeDevice(), resident=True)
+        pinning.budget(64 * GIB)
+        try:
+            check_lock(48 * GIB, FakeDevice(), resident=True)
+            with pytest.raises(LockLimitError, match="the machine's memory"):
+                check_lock(48 * GIB, FakeDevice(), resident=False)
+        finally:
+            pinning.budget(1.0)
 
     def test_control_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         groups = [
@@ -102,38 +92,70 @@ class TestCheckRoom:
             Room("the outer group", 9 * GIB, GIB, "raise b"),
         ]
         monkeypatch.setattr(module, "cgroup_memory", lambda: iter(groups))
-        check_room(GIB, FakeDevice(), resident=False)
-        check_room(5 * GIB, FakeDevice(), resident=True)
+        check_memory(GIB)
         with pytest.raises(LockLimitError, match=r"outer group .* raise b"):
-            check_room(2 * GIB, FakeDevice(), resident=False)
+            check_memory(2 * GIB)
         with pytest.raises(LockLimitError, match=r"inner group .* raise a"):
-            check_room(5 * GIB, FakeDevice(), resident=False)
+            check_memory(5 * GIB)
 
     def test_small_locks_do_not_look_at_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, "system_memory", machine(tmp_path, 1 << 10, 0))
-        check_room(module.WORTH_A_LOOK - 1, FakeDevice(), resident=False)
+        check_memory(module.WORTH_A_LOOK - 1)
         with pytest.raises(LockLimitError):
-            check_room(module.WORTH_A_LOOK, FakeDevice(), resident=False)
+            check_memory(module.WORTH_A_LOOK)
 
 
-class TestThisMachine:
-    def test_a_lock_larger_than_all_memory_is_refused(self) -> None:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        assert 0 < system_memory().free <= system_memory().limit == total
-        with pytest.raises(LockLimitError):
-            check_room(total + 1, FakeDevice(), resident=False)
+def test_a_lock_larger_than_all_memory_is_refused() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < system_memory().free <= system_memory().limit == total
+    with pytest.raises(LockLimitError):
+        check_memory(total + 1)
 
-    def test_control_groups_can_be_read(self) -> None:
-        assert all(0 < group.limit < 1 << 62 for group in cgroup_memory())
+
+class TestLimitOfTheDevice:
+    def test_fresh_pages_need_what_is_left(self) -> None:
+        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
+        check_room(6000, device, fresh=True)
+        with pytest.raises(LockLimitError) as refusal:
+            check_room(6001, device, fresh=True)
+        for part in ("6001 bytes", "RLIMIT_TEST", "10000 bytes", "6000 bytes", "testlimit -u"):
+            assert part in str(refusal.value)
+
+    def test_pages_that_may_be_locked_already_need_no_more_than_the_limit(self) -> None:
+        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
+        check_room(10000, device, fresh=False)
+        with pytest.raises(LockLimitError, match="RLIMIT_TEST"):
+            check_room(10001, device, fresh=False)
+
+    def test_limit_that_is_exceeded_already(self) -> None:
+        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 1000, 4000, "testlimit -u"))
+        with pytest.raises(LockLimitError, match="of which 0 bytes"):
+            check_room(1, device, fresh=True)
+
+    @pytest.mark.parametrize("device", [FakeDevice(), FakeLimitedDevice(None)])
+    def test_device_without_a_limit(self, device: FakeDevice) -> None:
+        check_room(16 * GIB, device, fresh=True)
 
     def test_ordinary_user_learns_the_command(self) -> None:
         def check() -> None:
             device = plugin.device(0)
-            check_room(8 << 20, device, resident=True)
+            check_room(8 << 20, device, fresh=True)
             with pytest.raises(LockLimitError, match=r"RLIMIT_MEMLOCK .* 8388608 bytes .* prlimit --memlock=unlimited"):
-                check_room((8 << 20) + 1, device, resident=True)
+                check_room((8 << 20) + 1, device, fresh=True)
 
         run_as_ordinary_user(check)
+
+    def test_pages_that_are_locked_count_once(self) -> None:
+        def check() -> None:
+            memory = np.frombuffer(mmap.mmap(-1, 8 << 20), "u1")
+            assert ctypes.CDLL(None).mlock(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(6 << 20)) == 0
+            pinning.lock(memory, device="host").unlock()
+
+        run_as_ordinary_user(check)
+
+
+def test_control_groups_can_be_read() -> None:
+    assert all(0 < group.limit < 1 << 62 for group in cgroup_memory())
 
 
 def write_group(folder: Path, version: int, limit: str, used: int, cached: int) -> None:
@@ -207,7 +229,7 @@ def test_without_descriptors_what_cannot_be_read_does_not_bind() -> None:
             os.open("/dev/null", os.O_RDONLY)
         pinning.lock(bytearray(9000), device="host").unlock()
         pinning.lock(mmap.mmap(-1, 1 << 20), device="host").unlock()
-        check_room(WORTH_A_LOOK, pinning.device("host"), resident=False)
+        check_lock(WORTH_A_LOOK, pinning.device("host"), resident=False)
         with pytest.raises(InvalidRangeError):
             pinning.lock((mmap.PAGESIZE, 10), device="host")
 
@@ -287,16 +309,3 @@ def test_threads_that_need_what_is_idle_find_it() -> None:
                 pass
 
     run_as_ordinary_user(child)
-
-
-@pytest.mark.usefixtures("idle")
-def test_only_what_is_idle_of_the_device_itself_gives_way() -> None:
-    device, other = FakeDevice(), FakeDevice()
-    limited = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 10000, "testlimit -u"))
-    owners = [np.zeros(8000, "u1") for _ in range(2)]
-    for each, on in zip(owners, (device, other), strict=True):
-        pinning.lock(each, device=on).unlock()
-    with pytest.raises(LockLimitError):
-        check_room(5000, limited, resident=True)
-    assert pinning.budget().idle == 16000
-    pinning.give_back_idle()
