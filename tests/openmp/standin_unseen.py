@@ -57,6 +57,18 @@ def test_what_is_not_mapped_is_not_locked(runtime: Runtime, standin: StandIn) ->
     assert standin.calls("cuMemHostRegister") == []
 
 
+def test_a_mapping_that_replaces_two_ends_the_locks_of_both(runtime: Runtime, standin: StandIn) -> None:
+    memory = Memory(8)
+    halves = {(memory.ptr, 4 * PAGE), (memory.ptr + 4 * PAGE, 4 * PAGE)}
+    for each in halves:
+        runtime.map(*each)
+        move(runtime, *each, times=2)
+    assert standin.registrations() == halves
+    runtime.map(memory.ptr, 8 * PAGE)  # so the others have ended unseen
+    assert standin.registrations() == set()
+    runtime.unmap(memory.ptr)
+
+
 def test_a_transfer_that_crosses_a_lock_takes_it_away(runtime: Runtime, standin: StandIn) -> None:
     memory = Memory(8)
     runtime.map(memory.ptr, 4 * PAGE)

@@ -162,6 +162,13 @@ def test_where_it_is_mandatory_the_program_ends(buffers: Path) -> None:
     assert run(buffers, "heap", 4 * MIB, lock_mapped="mandatory").code == 0
 
 
+def test_where_it_is_mandatory_the_program_ends_if_its_own_locks_leave_no_room(buffers: Path) -> None:
+    ran = run(buffers, "beside an own lock", 4 * MIB, lock_mapped="mandatory", lock_budget="6MiB")
+    assert ran.code == 1
+    assert "cannot be locked for host:0: PINNING_LOCK_BUDGET allows 6 MiB at once" in ran.errors
+    assert run(buffers, "beside an own lock", 4 * MIB, lock_mapped="mandatory", lock_budget="9MiB").code == 0
+
+
 def test_the_report_goes_to_a_file(buffers: Path, tmp_path: Path) -> None:
     ran = run(buffers, "heap", 4 * MIB, report=tmp_path / "report", lock_until="unmapped")  # so it is locked four times
     assert ran.said == []

@@ -172,6 +172,9 @@ int main(int argc, char **argv) {
     printf("%d %ld\n", same, sum(host));
     llvm_omp_target_free_host(host, 0);
     fprintf(stderr, "locked KiB at the end: %ld\n", locked_kib());
+  } else if (!strcmp(how, "beside an own lock")) {
+    llvm_omp_target_lock_mem(p = calloc(n, 1), n, 0);
+    add(calloc(n, 1), 5);
   } else {
     return 2;
   }
