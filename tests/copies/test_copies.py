@@ -436,10 +436,11 @@ def test_rows(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     array = noise(10 * 100).reshape(10, 100)
     with pinning.alloc(10 * 8, device=device) as there:
         # The sub-array's own bytes are scattered, so its address and pitch are given.
-        corner = array[:, 20:28]
+        corner, before = array[:, 20:28], moved()
         copy = pinning.copy_2d_async(there, 8, (corner.ctypes.data, 9 * 100 + 8), 100, 8, 10, queue=queue)
         copy.wait()
         assert (bytes_of(there).reshape(10, 8) == corner).all()
+        assert moved() == {**before, copy.path: before[copy.path] + 80}
 
 
 def test_the_order_of_elements_is_none_of_bytes(device: FakeMemoryDevice, queue: pinning.Queue) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -198,3 +199,34 @@ def test_a_handler_before_the_packages_own_may_lock() -> None:
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# In the child, whose own lock must not be counted together with those of objects that it has dropped.
+DROPPED = """
+import gc, os, pinning
+arenas = [pinning.Arena(8192, "host") for _ in range(3)]
+for each in arenas:
+    each.wait()
+child = os.fork()
+if not child:
+    del arenas, each
+    gc.collect()
+    arena = pinning.Arena(8192, "host")
+    arena.wait()
+    try:
+        pinning.unlock(arena.ptr)
+    except pinning.NotLockedError:
+        os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_child_counts_no_locks_that_it_has_dropped() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", DROPPED],
+        env={**os.environ, "PYTHONMALLOC": "debug"},  # which fills memory that is freed
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")

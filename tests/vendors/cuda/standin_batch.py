@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import numpy
 import pytest
@@ -16,6 +18,7 @@ import c_api
 import pinning
 from fake_device import Background
 from noise import noise
+from pinning.copies.plan import Reason
 from pinning.errors import VendorError
 from standins.standin import StandIn
 from standins.work import failing_in_turn
@@ -115,6 +118,18 @@ def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
         standin.configure()
         pinning.copy(back, there, queue=queue)
     assert (back == host).all()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_an_item_of_the_largest_size_for_the_kernel_goes_by_it(queue: pinning.Queue, over: int) -> None:
+    sizes = [pinning.copies.costs.kernel_to_bytes + over, *[BLOCK] * 64]
+    starts = numpy.cumsum([0, *sizes[:-1]])
+    host = noise((sum(sizes),))
+    with pinning.alloc(2 * host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        ends = [(there.ptr + 2 * starts).tolist(), (host.ctypes.data + starts).tolist()]
+        plan = pinning.explain_batch(*ends, sizes, queue=queue)
+        by_kernel = {each.reason_code: each.nbytes for each in plan.groups}[Reason.KERNEL]
+        assert by_kernel == sum(sizes[over:])
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -300,10 +315,13 @@ def test_blocks_that_are_refused_again_and_again_take_no_room(
     monkeypatch.setattr(pinning.copies.costs, "staging_bytes", 4 << 20)
     host = noise((2 << 20,))
     with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        mapped: list[int] = []
         for _ in range(20):
             pinning.copies.trim_staging()
             standin.configure("fail=cuMemHostRegister:1:2;fail=cuMemHostAlloc:1:2")
             assert pinning.copy(there, host, queue=queue).path == "plain"
+            mapped.append(int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE)
+        assert mapped[-1] < mapped[1] + 2 * pinning.copies.costs.staging_bytes
         standin.configure()
         assert pinning.copy(there, host, queue=queue).path == "staged"
 
