@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, initializedcheck=False
 """Python wrapper of the C++ page table."""
 
 from cpython.long cimport PyLong_Check

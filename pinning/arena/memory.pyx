@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The memory of an arena and its name, each owned from the moment it exists.
 
 Python may be interrupted between any two steps; here, making a resource and owning it is one step.

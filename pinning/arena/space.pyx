@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Which bytes of an arena are allocated.
 
 All state here is changed in C while the GIL is held, in steps between which no signal handler runs.

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The registration cache: regions that stay registered after their last unlock, given back least recently used first.
 
 The maps cache regions within the budget (`map/idle.hpp`, `budget.hpp`); public names call them idle. This module keeps

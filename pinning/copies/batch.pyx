@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Many copies as one: thousands of blocks between pools of the host and of a device, in one call.
 
 For <pinning/batch.hpp>, the caller's arguments are read into arrays of 64-bit words, or used in place if they are such

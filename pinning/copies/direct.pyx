@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Copies and fills.
 
 The common copy is one vendor call, and the steps around it, here, cost less than that call. <pinning/copy_plan.hpp>

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The two ends of a copy.
 
 Our own tables know whose memory an address is if we have allocated or locked it. Vendors are asked only for the rest.

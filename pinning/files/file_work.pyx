@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Open files, and the work that copies from and to them enqueue."""
 
 cimport cython

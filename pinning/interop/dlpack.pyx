@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """DLPack: making and opening capsules, and the exchange API of types.
 
 In C, because a consumer may give a tensor back on a thread that Python does not know, or after Python has ended.

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The memory behind an object: by the buffer protocol, DLPack, the array interfaces, or the methods of a tensor."""
 
 cimport cython

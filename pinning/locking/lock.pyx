@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """`pinning.lock` and its handles: locks of any buffer, which keep the buffer alive."""
 
 cimport cython

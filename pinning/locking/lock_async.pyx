@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Locks that are taken in the background.
 
 Each map with pending locks has one thread, which takes them one after another; a vendor locks no faster with two. State

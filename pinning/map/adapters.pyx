@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """C++ adapters of devices, queues and registrars that are written in Python: <pinning/python_device.hpp>.
 
 Only this module makes them, because each extension module would count its own calls of Python devices.

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The pinned map for Python: a thin wrapper of the C++ one."""
 
 cimport cython

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Allocations: their owner, how they are freed, and which one holds an address.
 
 All state here changes in C while the GIL is held, in steps between which no signal handler runs.

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Memory that devices have allocated from their vendors: the vendor calls, and the maps that register HOST memory.
 
 The steps around a vendor call are C, between which no signal handler runs, and so is the call of a native device. The

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The memory of a pool, and the allocations from it: a wrapper of <pinning/pool.hpp>."""
 
 from cython.operator cimport dereference

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Native vendors: a thin wrapper of <pinning/vendor.hpp>."""
 
 from cpython.exc cimport PyErr_CheckSignals

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """How a queue of one vendor waits for an event of another: <pinning/simple_operations.hpp>."""
 
 from cython.operator cimport dereference

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Objects that recorded operations use: they stay alive, and locked, as long as their graph can be launched.
 
 The driver reports that a graph is gone on a thread of its own, which may make no calls and only puts a node on a list.

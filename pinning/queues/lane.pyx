@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """One vendor's queue: a thin wrapper of <pinning/lane.hpp>."""
 
 from cpython.object cimport PyObject

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """The staging engine: a thin wrapper of <pinning/staging.hpp>."""
 
 from cython.operator cimport dereference

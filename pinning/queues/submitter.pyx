@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Submission to a queue: a thin wrapper of <pinning/queue.hpp>."""
 
 from libc.stdint cimport uint64_t

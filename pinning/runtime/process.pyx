@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# distutils: language = c++
-# cython: language_level=3
 """Deferred calls, periodic checks, and what happens at fork and exit, for the whole package.
 
 defer: the garbage collector may run a destructor anywhere, with any lock held. Whatever may block is left to a daemon
