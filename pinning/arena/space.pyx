@@ -16,7 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
+from pinning.errors import InvalidRangeError, PinningError, StillInUseError
 from pinning.runtime.arguments import alignment as alignment_of
 from pinning.runtime.arguments import integer
 from pinning.runtime.handles import refuse_copy

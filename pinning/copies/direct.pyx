@@ -9,7 +9,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.copies.ends cimport End, refuse_other_order, resolve_end

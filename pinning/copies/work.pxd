@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 from pinning.copies.ends cimport End
 from pinning.map.native cimport CPinnedMap
 from pinning.map.pinned_map cimport Hold, PinnedMap
-from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
+from pinning.plugin.native cimport VendorDevice, raise_in_python
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Operation, Work
 from pinning.queues.staging cimport CopyLimits

@@ -13,7 +13,6 @@ from pinning.budget.cache cimport keep_owner, watch
 from pinning.interop.memory_of cimport Bytes, Export, host_memory_of, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
-from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport is_parents
 
 import sys

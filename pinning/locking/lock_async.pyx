@@ -13,7 +13,6 @@ from pinning.interop.memory_of cimport Bytes
 from pinning.locking.lock cimport (
     Call, Lock, Pace, description_of, map_of, pace_of, show, this_call, unlocked, warn_of_drop,
 )
-from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever

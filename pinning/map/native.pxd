@@ -9,7 +9,6 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from pinning.plugin.native cimport (
-    Access,
     Coherence,
     CoherenceSupport,
     Locker,

@@ -5,14 +5,13 @@ cimport cython
 from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
 from pinning.map.adapters cimport adapter_of, add_registrar, is_in_device_call, vendor_of
 from pinning.map.native cimport (
-    Budget,
     CHold,
     CPinnedMap,
     CRegion,
@@ -33,7 +32,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
-from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
+from pinning.runtime.arguments import byte_count, describe, is_one_of
 from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import WeakRegistry, at_exit, at_fork
 

@@ -23,7 +23,6 @@ from pinning.runtime.process cimport generation, is_parents
 
 import operator
 import os
-import sys
 import warnings
 from contextlib import suppress
 from weakref import ref

@@ -31,7 +31,7 @@ from pinning.budget.cache import give_back_for
 from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map, separate
-from pinning.plugin import MemoryKind, MemoryKindLike, WriteCombiningDevice
+from pinning.plugin import MemoryKindLike, WriteCombiningDevice
 from pinning.runtime.arguments import alignment as alignment_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from libcpp.utility cimport move
 
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue, VendorDevice, VendorQueue
-from pinning.queues.event cimport CEvent, Event, handle_signals
+from pinning.queues.event cimport Event, handle_signals
 from pinning.queues.order cimport SharedTimeline, point_at
 from pinning.runtime.process cimport generation, is_parents
 

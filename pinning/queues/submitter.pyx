@@ -13,7 +13,6 @@ from pinning.queues.lane cimport (
 from pinning.queues.order cimport CDependencies, Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pinning.errors import GraphCaptureError, PinningError
