@@ -4,16 +4,15 @@
 
 from cpython.long cimport PyLong_Check
 from cpython.number cimport PyNumber_Index
-from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cython.operator cimport dereference
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
-from pagetable.native cimport CPageTable, CRegion
+from pagetable.native cimport CRegion
 
 from typing import TYPE_CHECKING
 

@@ -62,13 +62,15 @@ class Module:
         self.cimports: dict[str, str] = {}  # the module of each name
         self.root = path.parents[name.count(".")]
         self.own: set[str] = set()
-        declared = path.with_suffix(".pxd")
+        pxd = path.with_suffix(".pxd")
+        declared = self.parsed(pxd) if pxd.exists() else []
         self.declared = {
             node.class_name: statements(node.body)
-            for node in (self.parsed(declared) if declared.exists() else ())
+            for node in declared
             if isinstance(node, Nodes.CClassDefNode) and node.body
         }
-        self.lines = [line for node in self.parsed(path) for line in self.statement(node)]
+        cimports = [node for node in declared if isinstance(node, Nodes.FromCImportStatNode)]
+        self.lines = [line for node in (*cimports, *self.parsed(path)) for line in self.statement(node)]
 
     def parsed(self, path: Path) -> list[Any]:
         text = path.read_text()

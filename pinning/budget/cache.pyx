@@ -9,12 +9,10 @@ user, when memory is short, and when a lock finds no room.
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes, Export, export
 from pinning.map.native cimport Budget, CRegion, process_budget, process_watcher
-from pinning.map.pinned_map cimport PinnedMap
 
 import mmap
 from contextlib import suppress

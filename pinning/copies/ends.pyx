@@ -6,7 +6,6 @@ Our own tables know whose memory an address is if we have allocated or locked it
 
 cimport cython
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes, Export, Kind, kind_of, may_refer, memory_of

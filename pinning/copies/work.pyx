@@ -3,16 +3,10 @@
 
 cimport cython
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
-from libcpp.vector cimport vector
 
-from pinning.copies.ends cimport End
 from pinning.locking.lock cimport map_of
 from pinning.map.adapters cimport vendor_of
 from pinning.map.pinned_map cimport unlock_orphans
-from pinning.plugin.native cimport VendorDevice
-from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Work
 from pinning.queues.staging cimport limits_of
 from pinning.queues.submitter cimport Submitter
 

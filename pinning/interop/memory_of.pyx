@@ -5,9 +5,9 @@ cimport cython
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t
 
-from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
+from pinning.interop.dlpack cimport DLTensor, exchange_api_of
 
 import ctypes
 import operator

@@ -5,14 +5,12 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
-from libcpp.optional cimport optional
 
 from pinning.budget.cache cimport keep_owner, watch
-from pinning.interop.memory_of cimport Bytes, Export, host_memory_of, kind_of
-from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
-from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
+from pinning.interop.memory_of cimport Export, host_memory_of, kind_of
+from pinning.map.native cimport Nanoseconds
+from pinning.map.pinned_map cimport lock_options, wrap
 from pinning.runtime.process cimport is_parents
 
 import sys

@@ -5,16 +5,13 @@ Only this module makes them, because each extension module would count its own c
 """
 
 cimport cython
-from cpython.object cimport PyObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
-from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
 
-from pinning.map.native cimport CPinnedMap, PythonDevice, PythonQueue, PythonRegistrar, PythonTraits
+from pinning.map.native cimport PythonQueue, PythonTraits
 from pinning.map.native cimport add_registrar as add_native_registrar
 from pinning.map.native cimport device_calls, object_of_event
-from pinning.plugin.native cimport NativeDevice, NativeQueue, VendorDevice, VendorEvent, wrap_event, wrap_queue
+from pinning.plugin.native cimport NativeDevice, wrap_event, wrap_queue
 
 from weakref import WeakKeyDictionary
 

@@ -3,28 +3,14 @@
 
 cimport cython
 from cpython.number cimport PyNumber_Index
-from cpython.object cimport PyObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
 from pinning.map.adapters cimport adapter_of, add_registrar, is_in_device_call, vendor_of
-from pinning.map.native cimport (
-    CHold,
-    CPinnedMap,
-    CRegion,
-    LockMapped,
-    MappedLocks,
-    Pieces,
-    PythonRegistrar,
-    destroy,
-    process_budget,
-    process_watcher,
-    shared_map,
-)
-from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, VendorDevice
+from pinning.map.native cimport LockMapped, destroy, process_budget, process_watcher, shared_map
+from pinning.plugin.native cimport Access, VendorDevice
 from pinning.runtime.process cimport generation, is_parents
 
 from collections import deque

@@ -8,7 +8,6 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.weakref cimport PyWeakref_GetObject
-from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 from cython.operator cimport dereference
@@ -17,8 +16,6 @@ from pagetable.native cimport CRegion as CTaken
 from pinning.locking.lock cimport held_within
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap
-from pinning.plugin.native cimport CMemoryKind
-from pinning.queues.lane cimport Freeable
 from pinning.runtime.process cimport generation, is_parents
 
 import operator

@@ -6,7 +6,6 @@ call of a device in Python can be interrupted anywhere; then the device is asked
 """
 
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.map.adapters cimport vendor_of
@@ -22,7 +21,7 @@ from pinning.memory.allocation cimport (
     size_of,
 )
 from pinning.map.native cimport CRegion
-from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, Pinned, VendorDevice
+from pinning.plugin.native cimport CMemoryInfo, Pinned, VendorDevice
 from pinning.runtime.process cimport generation, is_parents
 
 from typing import TYPE_CHECKING

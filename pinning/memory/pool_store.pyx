@@ -3,20 +3,14 @@
 
 from cython.operator cimport dereference
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
-from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from pinning.memory.allocation cimport (
-    FREED, LEAVING, LIVE, Allocation, check_part_unlocked, kind_of, leave, number_of, size_of,
-)
-from pinning.memory.backing cimport Backing, device_address
-from pinning.plugin.native cimport CMemoryKind, VendorQueue
-from pinning.queues.event cimport Event, handle_signals
+from pinning.memory.allocation cimport FREED, LEAVING, LIVE, check_part_unlocked, kind_of, leave, number_of, size_of
+from pinning.memory.backing cimport device_address
+from pinning.plugin.native cimport VendorQueue
+from pinning.queues.event cimport handle_signals
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.order cimport CDependencies
-from pinning.queues.submitter cimport Submitter, events_of
+from pinning.queues.submitter cimport events_of
 from pinning.runtime.process cimport generation, is_parents
 
 from typing import TYPE_CHECKING

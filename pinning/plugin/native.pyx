@@ -3,11 +3,6 @@
 
 from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libcpp.memory cimport shared_ptr, unique_ptr
-from libcpp.optional cimport optional
-from libcpp.string cimport string
-from libcpp.vector cimport vector
 
 from typing import TYPE_CHECKING
 

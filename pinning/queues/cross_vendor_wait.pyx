@@ -5,8 +5,8 @@ from cython.operator cimport dereference
 
 from pinning.map.adapters cimport vendor_of
 from pinning.plugin.native cimport VendorDevice, raise_in_python
-from pinning.queues.event cimport CEvent, Event
-from pinning.queues.lane cimport CEvents, Lane, Operation, Work
+from pinning.queues.event cimport CEvent
+from pinning.queues.lane cimport CEvents, Lane, Operation
 
 from pinning.queues import pending
 from pinning.queues.staging import staging_of

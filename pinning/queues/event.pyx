@@ -3,7 +3,6 @@
 
 cimport cython
 from pinning.map.adapters cimport event_object
-from pinning.plugin.native cimport VendorEvent as CVendorEvent
 from pinning.queues.order cimport Dependencies, TimelinePoint, empty, point_at
 
 from time import monotonic

@@ -8,7 +8,6 @@ The service thread releases what the node keeps within 0.1 s.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libcpp.memory cimport make_shared
-from pinning.plugin.native cimport VendorQueue
 from pinning.queues.lane cimport keeps
 from pinning.queues.order cimport CTimeline, SharedTimeline, point_at
 

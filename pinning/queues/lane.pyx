@@ -4,13 +4,12 @@
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_NewRef
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
 from libcpp.utility cimport move
 
 from pinning.map.adapters cimport native_queue, vendor_of
-from pinning.plugin.native cimport NativeQueue, VendorDevice, VendorQueue
-from pinning.queues.event cimport Event, handle_signals
-from pinning.queues.order cimport SharedTimeline, point_at
+from pinning.plugin.native cimport NativeQueue
+from pinning.queues.event cimport handle_signals
+from pinning.queues.order cimport point_at
 from pinning.runtime.process cimport generation, is_parents
 
 import os

@@ -2,8 +2,6 @@
 """The staging engine: a thin wrapper of <pinning/staging.hpp>."""
 
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
-from libcpp.memory cimport unique_ptr
 
 from pinning.map.adapters cimport vendor_of
 

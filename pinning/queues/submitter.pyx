@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Submission to a queue: a thin wrapper of <pinning/queue.hpp>."""
 
-from libc.stdint cimport uint64_t
 from libcpp.vector cimport vector
 
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
-from pinning.queues.event cimport CEvent, Event
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport (
-    CEvents, CLane, Lane, ONCE, Span, Work, begin_submission, check_process, end_submission,
-)
-from pinning.queues.order cimport CDependencies, Dependencies, empty
+from pinning.queues.lane cimport ONCE, Work, begin_submission, check_process, end_submission
+from pinning.queues.order cimport Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
 from typing import TYPE_CHECKING
