@@ -4,7 +4,6 @@
 // second time, and a killed process would lose it.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 

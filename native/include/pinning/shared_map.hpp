@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <new>
-#include <string>
 
 #include "mapped_locks.hpp"
 #include "vendor.hpp"

@@ -13,7 +13,6 @@
 #include <sched.h>
 #include <time.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>

@@ -8,7 +8,6 @@
 #include "symbols.hpp"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <cstring>
 #include <iterator>

@@ -3,8 +3,6 @@
 
 #include <fstream>
 
-#include "../output.hpp"
-
 namespace pinning::tool::openmp {
 
 namespace {

@@ -5,8 +5,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <new>
-#include <utility>
 #include <vector>
 
 #include "cell.hpp"

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <vector>
 

@@ -2,8 +2,6 @@
 // Why a map refuses a range. A part of pinned_map.hpp, which includes it.
 #pragma once
 
-#include <string>
-
 namespace pinning {
 
 inline void PinnedMap::check(Address ptr, std::uint64_t size) {

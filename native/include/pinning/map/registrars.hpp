@@ -2,8 +2,6 @@
 // Registrations of a map's regions with registrars. A part of pinned_map.hpp, which includes it.
 #pragma once
 
-#include <algorithm>
-
 namespace pinning {
 
 /// The registrars of a map, none of which is destroyed meanwhile.
