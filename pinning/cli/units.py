@@ -19,10 +19,5 @@ def rate(count: int, seconds: float) -> str:
     return f"{_three_digits(count / seconds / 1e9)} GB/s"
 
 
-def pointer(address: int) -> str:
-    """An address in hexadecimal."""
-    return f"{address:#x}"
-
-
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -15,7 +15,6 @@ from pinning.queues.links import Links, named_links
 from pinning.queues.staging import default_limits
 from pinning.runtime.arguments import MOST_BYTES, describe, integer
 
-MIB = 1 << 20
 _DEFAULT = default_limits()
 _MOST_THREADS = 1 << 10
 _UNITS = {
