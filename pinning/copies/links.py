@@ -22,7 +22,7 @@ from pinning.copies.plan import CopyPath, Plan, Reason, Step, slowest
 from pinning.copies.work import Copy, RangeCopy, count_by_peers, count_moved, submit_native
 from pinning.errors import PinningError, VendorError
 from pinning.machine.topology import rate_of
-from pinning.memory.pool import PeerPool
+from pinning.memory.pool import QuietPool
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, pending
 from pinning.queues.links import chosen_links, peers_of
@@ -73,7 +73,7 @@ class Way:
 
 
 _ways: dict[tuple[str, str], Way] = emptied_at_fork({})  # by the names of the device and the peer
-_pools: dict[str, PeerPool] = emptied_at_fork({})  # by the name of the peer
+_pools: dict[str, QuietPool] = emptied_at_fork({})  # by the name of the peer
 
 
 _C = TypeVar("_C", bound=Copy, covariant=True)
@@ -154,7 +154,8 @@ class _Divided:
         done, memory = begin, None
         emptied: list[Event] = []
         try:
-            pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
+            made = _pools.get(way.peer.name) or QuietPool(way.peer, maximum_size=POOL_BYTES)
+            pool = _pools.setdefault(way.peer.name, made)
             memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
             if ready.error is not None:
                 # Another queue's copy took the block meanwhile. The allocation keeps the error: raising it here would

@@ -99,24 +99,12 @@ class Pool(Store):
         return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
 
 
-class _QuietPool(Pool):
+class QuietPool(Pool):
     """A pool that may be dropped without a warning."""
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self.reserved:
             defer(self.close)
-
-
-class _DefaultPool(_QuietPool):
-    def __init__(self, kind: MemoryKind, device: Device) -> None:
-        super().__init__(default_context(device), kind)
-
-
-class PeerPool(_QuietPool):
-    """Memory of a device, at most `nbytes`, through which copies of other devices go."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        super().__init__(default_context(device), maximum_size=nbytes)
 
 
 def default_pool(device: Device | str, kind: MemoryKindLike) -> Pool:
@@ -128,7 +116,7 @@ def _default_pool(device: Device, kind: MemoryKind) -> Pool:
     return _default_pools[id(kind)].get(device)  # an enum's own hash takes longer than all else here
 
 
-_default_pools = {id(kind): PerDevice(partial(_DefaultPool, kind)) for kind in MemoryKind}
+_default_pools = {id(kind): PerDevice(partial(QuietPool, kind=kind)) for kind in MemoryKind}
 
 
 def alloc_in(
