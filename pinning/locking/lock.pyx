@@ -722,10 +722,10 @@ def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> li
     ]
 
 
-def range_of(buffer: Buffer, size: int | None = None) -> tuple[int, int]:
-    """Address and bytes of a buffer; of a bare address, `size` bytes, by default 1."""
+def range_of(buffer: Buffer) -> tuple[int, int]:
+    """Address and bytes of a buffer; a bare address is one byte."""
     cdef Bytes found
     if kind_of(buffer).address:
-        return int(buffer), 1 if size is None else size
-    host_memory_of(buffer, size, &found)
+        return int(buffer), 1
+    host_memory_of(buffer, None, &found)
     return found.ptr, found.size

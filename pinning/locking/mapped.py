@@ -11,7 +11,8 @@ The environment variable ``PINNING_LOCK_MAPPED`` controls them:
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+import sys
+from typing import Literal, cast
 
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
@@ -97,14 +98,4 @@ def _policy() -> Policy:
     return cast(Policy, chosen("PINNING_LOCK_MAPPED", ("off", "on", "mandatory"), "off"))
 
 
-class _Methods:
-    """The two functions, as `AutomaticLocking` calls them."""
-
-    def lock_mapped(self, device: object, buffer: Any, size: int | None) -> int | None:
-        return lock_mapped(buffer, size, device=cast(Device, device))
-
-    def unlock_unmapped(self, device: object, buffer: Any) -> None:
-        unlock_unmapped(buffer, device=cast(Device, device))
-
-
-AutomaticLocking._locks_mapped = _Methods()
+AutomaticLocking._locks_mapped = sys.modules[__name__]

@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pinning.plugin.locking import NamedDevice
-
-
-class LocksMapped(Protocol):
-    """The implementation: `pinning.locking.mapped`, on which this interface does not depend."""
-
-    def lock_mapped(self, device: object, buffer: object, size: int | None) -> int | None: ...
-
-    def unlock_unmapped(self, device: object, buffer: object) -> None: ...
 
 
 class AutomaticLocking(NamedDevice):
     """A base class that gives a device `lock_mapped` and `unlock_unmapped`."""
 
-    _locks_mapped: ClassVar[LocksMapped]  # set by pinning.locking.mapped, so that nothing is imported here
+    # The module pinning.locking.mapped, which sets it: this interface does not depend on the implementation.
+    _locks_mapped: ClassVar[Any]
 
     def lock_mapped(self, buffer: object, size: int | None = None) -> int | None:
         """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says.
@@ -38,7 +31,7 @@ class AutomaticLocking(NamedDevice):
         int or None
             The device-accessible pointer of its first byte; None if it is not locked now.
         """
-        return self._locks_mapped.lock_mapped(self, buffer, size)
+        return self._locks_mapped.lock_mapped(buffer, size, device=self)  # type: ignore[no-any-return]
 
     def unlock_unmapped(self, buffer: object) -> None:
         """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
@@ -48,4 +41,4 @@ class AutomaticLocking(NamedDevice):
         buffer : object
             As for `lock_mapped`.
         """
-        self._locks_mapped.unlock_unmapped(self, buffer)
+        self._locks_mapped.unlock_unmapped(buffer, device=self)
