@@ -3,24 +3,10 @@
 #pragma once
 
 #include <pinning/locker.hpp>
-#include <string>
 
-#include "failure.hpp"
+#include "c_arguments.hpp"
 
 namespace pinning {
-
-/// The status that a function of a locker returned, with the text that it set by `pinning_fail`.
-class CLockerError : public std::exception, public StatusError {
- public:
-  CLockerError(pinning_status status, char const* text) : status_(status), text_(text) {}
-  pinning_status leave() const noexcept override { return status_; }
-  char const* text() const noexcept override { return text_.c_str(); }
-  char const* what() const noexcept override { return text_.c_str(); }
-
- private:
-  pinning_status status_;
-  std::string text_;
-};
 
 /// Call a function of the program; a status other than PINNING_OK goes to `refused`, with its text. A number that is no
 /// status is PINNING_UNKNOWN_ERROR.
@@ -63,13 +49,11 @@ class CLocker : public Locker {
   }
 
  private:
-  static void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
-
   template <class Function>
   static void call(Function&& function) {
     call_c(function, [](pinning_status status, char const* text) {
       if (status == PINNING_ALREADY_PINNED) throw AlreadyPinned(text);
-      throw CLockerError(status, text);
+      throw CError(status, text);
     });
   }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <pinning/registrar.hpp>
-#include <string>
 
 #include "c_locker.hpp"
 
@@ -30,7 +29,7 @@ class CRegistrar : public Registrar {
   template <class Function>
   void call(Function&& function) {
     call_c(function, [&](pinning_status status, char const* text) {
-      throw CLockerError(status, ("the registrar " + name_ + " refused: " + text).c_str());
+      throw CError(status, ("the registrar " + name_ + " refused: " + text).c_str());
     });
   }
 

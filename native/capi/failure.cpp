@@ -52,8 +52,8 @@ unsigned failures() noexcept { return failed; }
 pinning_status failure() noexcept {
   try {
     throw;
-  } catch (StatusError const& error) {
-    return fail(error.leave(), error.text());
+  } catch (CError const& error) {
+    return fail(error.status, error.what());
   } catch (PartialOverlap const& error) {
     return fail(PINNING_PARTIAL_OVERLAP, error.what());
   } catch (InvalidRange const& error) {

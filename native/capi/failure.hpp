@@ -5,9 +5,19 @@
 #include <pthread.h>
 
 #include <pinning/errors.hpp>
+#include <string>
 #include <utility>
 
 namespace pinning {
+
+/// The status that a function of a locker or a registrar in C returned, with the text that it set by `pinning_fail`.
+struct CError : std::exception {
+  CError(pinning_status status, char const* text) : status(status), text(text) {}
+  char const* what() const noexcept override { return text.c_str(); }
+
+  pinning_status status;
+  std::string text;
+};
 
 /// The status of the exception that is being handled; its text becomes this thread's last error.
 pinning_status failure() noexcept;

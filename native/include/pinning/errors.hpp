@@ -167,13 +167,4 @@ class Unavailable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An error of a locker in another language, with its status for a caller in C.
-class StatusError {
- public:
-  virtual ~StatusError() = default;
-  /// The status. Called once, when the error reaches a caller in C, which cannot raise it again.
-  virtual pinning_status leave() const noexcept = 0;
-  virtual char const* text() const noexcept = 0;
-};
-
 }  // namespace pinning
