@@ -11,7 +11,6 @@
 namespace pinning {
 
 inline Address word(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr); }
-inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
 
 template <class Map>
 Map& given(Map* map) {

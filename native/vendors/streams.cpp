@@ -17,11 +17,13 @@ constexpr auto polled = std::chrono::milliseconds(2);
 
 }  // namespace
 
-std::string pci_address(int domain, int bus, int device) {
+std::string pci_address(std::function<int(int)> const& attribute, int domain, int bus, int device) try {
+  auto const of = [&](int asked) { return static_cast<unsigned>(attribute(asked)); };
   char text[48];
-  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", static_cast<unsigned>(domain), static_cast<unsigned>(bus),
-                static_cast<unsigned>(device));
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", of(domain), of(bus), of(device));
   return text;
+} catch (VendorError const&) {
+  return {};
 }
 
 SpareEvents::~SpareEvents() {

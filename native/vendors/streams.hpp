@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -136,8 +137,8 @@ class SpareEvents {
   Spare* ready_ = nullptr;
 };
 
-/// A GPU's address on the PCI bus, such as "0000:3b:00.0".
-std::string pci_address(int domain, int bus, int device);
+/// A GPU's address on the PCI bus, such as "0000:3b:00.0", from these attributes; empty if the vendor does not tell one.
+std::string pci_address(std::function<int(int)> const& attribute, int domain, int bus, int device);
 
 /// A point in a stream. Its destructor returns the vendor's event to the spares.
 class StreamEvent final : public VendorEvent {

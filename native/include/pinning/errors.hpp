@@ -18,6 +18,8 @@ namespace pinning {
 
 using Address = std::uint64_t;
 
+inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
+
 /// "0x7f..."
 inline std::string describe(Address address) {
   char text[24];

@@ -86,12 +86,8 @@ class CudaDevice : public VendorDevice {
 
   std::string pci_address() override {
     driver_.started().check();
-    try {
-      return pinning::pci_address(attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID), attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
-                                  attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID));
-    } catch (VendorError const&) {
-      return {};
-    }
+    return pinning::pci_address([&](int asked) { return attribute(asked); }, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+                                CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
   }
 
   std::vector<MemoryKind> memory_kinds() override {

@@ -15,8 +15,6 @@ constexpr char advice[] =
     "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable "
     "(mmap.ACCESS_COPY, numpy's mode 'c')";
 
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-
 class HipDevice : public VendorDevice {
  public:
   explicit HipDevice(unsigned index)
@@ -36,12 +34,8 @@ class HipDevice : public VendorDevice {
 
   std::string pci_address() override {
     runtime_.started().check();
-    try {
-      return pinning::pci_address(of_device(hipDeviceAttributePciDomainID), of_device(hipDeviceAttributePciBusId),
-                                  of_device(hipDeviceAttributePciDeviceId));
-    } catch (VendorError const&) {
-      return {};
-    }
+    return pinning::pci_address([&](int asked) { return of_device(asked); }, hipDeviceAttributePciDomainID,
+                                hipDeviceAttributePciBusId, hipDeviceAttributePciDeviceId);
   }
 
   std::vector<MemoryKind> memory_kinds() override {

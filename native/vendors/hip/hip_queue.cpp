@@ -5,12 +5,6 @@
 
 namespace pinning::hip {
 
-namespace {
-
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-
-}  // namespace
-
 void Queue::copy(Address dst, Address src, std::uint64_t size) {
   submit(runtime_.hipMemcpyAsync, pointer(dst), pointer(src), size, hipMemcpyDefault, stream());
 }

@@ -7,8 +7,6 @@ namespace pinning::hsa {
 
 namespace {
 
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-
 bool is_rectangle(Rows const& rows, Reached const& to, Reached const& from) {
   bool const aligned = (to.ptr | from.ptr | rows.dst_pitch | rows.src_pitch) % 4 == 0;
   return aligned && rows.width <= std::min(rows.dst_pitch, rows.src_pitch) &&

@@ -53,6 +53,4 @@ class Loader : public Functions, public VendorDriver {
   bool platforms_of_several_ = false;  // urPlatformGet takes an array of adapters, as in 2025.2 and before
 };
 
-inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
-
 }  // namespace pinning::ur
