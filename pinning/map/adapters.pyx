@@ -19,7 +19,7 @@ from pinning.errors import AlreadyPinnedError
 from pinning.plugin.memory import MemoryKind
 from pinning.runtime.per_device import PerDevice
 
-cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)
+cdef tuple KINDS = tuple(MemoryKind)
 _queues = WeakKeyDictionary()  # the adapters of queues that are not native
 
 

@@ -48,7 +48,7 @@ cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
         void leave(uint64_t start, const void* allocation) except +
         void* find(uint64_t address, const void* device) noexcept
 
-cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in the order of CMemoryKind
+cdef tuple KINDS = tuple(MemoryKind)  # in the order of CMemoryKind
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 cdef object LARGEST = MOST_BYTES

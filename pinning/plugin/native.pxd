@@ -50,9 +50,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         shared
 
     enum class CMemoryConnection "pinning::MemoryConnection":
-        none
-        migratable
-        unified
+        pass
 
     cppclass CMemoryInfo "pinning::MemoryInfo":
         CMemoryKind kind

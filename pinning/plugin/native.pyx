@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 
     from pinning.plugin.locking import Device, LockLimit
 
-cdef dict _KINDS = {
-    MemoryKind.HOST: <int>CMemoryKind.host,
-    MemoryKind.DEVICE: <int>CMemoryKind.device,
-    MemoryKind.SHARED: <int>CMemoryKind.shared,
-}
-cdef tuple _KINDS_BY_NUMBER = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)
-cdef tuple _CONNECTIONS = (MemoryConnection.NONE, MemoryConnection.MIGRATABLE, MemoryConnection.UNIFIED)
+# In the order of the enumerations of C++.
+cdef tuple _KINDS_BY_NUMBER = tuple(MemoryKind)
+cdef dict _KINDS = {kind: number for number, kind in enumerate(_KINDS_BY_NUMBER)}
+cdef tuple _CONNECTIONS = tuple(MemoryConnection)
 
 
 def device_count(str vendor not None) -> int:
