@@ -32,12 +32,12 @@ def bounce(
     last: Event = queue.submit(None, wait_for)
     for at in range(0, step.size, block.nbytes):
         count = min(block.nbytes, step.size - at)
-        last = out.submit(_copies(block.ptr, step.src + at, count), (last,), (block, *owners))
-        last = back.submit(_copies(step.dst + at, block.ptr, count), (last,), (block, *owners))
+        last = out.submit(copies_of(block.ptr, step.src + at, count), (last,), (block, *owners))
+        last = back.submit(copies_of(step.dst + at, block.ptr, count), (last,), (block, *owners))
     return queue.submit(None, (last,), (), kind)
 
 
-def _copies(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:
+def copies_of(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:
     return lambda vendor_queue: vendor_queue.copy(dst, src, size)
 
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+from pinning.copies.bounce import copies_of
+from pinning.copies.copy import plan_copy
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
 from pinning.copies.plan import CopyPath, Plan, Reason, Step, slowest
-from pinning.copies.work import Copy, RangeCopy, count_by_peers, count_moved, submit_native
+from pinning.copies.work import Copy, count_by_peers, count_moved, submit_native
 from pinning.errors import PinningError, VendorError
 from pinning.machine.topology import rate_of
 from pinning.memory.pool import QuietPool
-from pinning.plugin import MemoryDevice, VendorQueue
+from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, pending
 from pinning.queues.links import chosen_links, peers_of
 from pinning.runtime.process import emptied_at_fork
@@ -104,7 +106,7 @@ class Memory:
 
     def __init__(self, to: End, origin: End, size: int, queue: Queue, early: bool) -> None:
         self._device, self._early = queue.device, early
-        self._work = _planned(to, origin, size, queue, early)  # holds the locks of all locked memory
+        self._work = plan_copy(to, origin, size, queue, early)  # holds the locks of all locked memory
         plan = self._work.plan()
         self.path: CopyPath = plan.path
         self.reason: str = plan.reason
@@ -120,10 +122,10 @@ class Memory:
             queue.device is not self._device and path is CopyPath.DIRECT
         ):  # the peer's map does not know that it is locked
             count_moved(path, size)
-            return queue.submit(_copies(Step(dst, src, size, path)), waits)
+            return queue.submit(copies_of(dst, src, size), waits)
         to = End(dst, size, queue.device if self.to_device else None, False, None)
         origin = End(src, size, None if self.to_device else queue.device, False, None)
-        return submit_native(queue, _planned(to, origin, size, queue, self._early), waits)
+        return submit_native(queue, plan_copy(to, origin, size, queue, self._early), waits)
 
     def submit_all(self, queue: Queue, waits: Iterable[Event]) -> Copy:
         copy = submit_native(queue, self._work, waits)
@@ -190,8 +192,8 @@ class _Divided:
         """Submit both copies of a piece, over bus and link; returns the event of the second."""
         if self.whole.to_device:
             filled = self.whole.submit(way.bus, [piece._replace(dst=block)], waits)
-            return way.link.submit(_copies(piece._replace(src=block)), (filled,))
-        filled = way.link.submit(_copies(piece._replace(dst=block)), waits)
+            return way.link.submit(copies_of(piece.dst, block, piece.size), (filled,))
+        filled = way.link.submit(copies_of(block, piece.src, piece.size), waits)
         return self.whole.submit(way.bus, [piece._replace(src=block)], (filled,))
 
 
@@ -377,16 +379,8 @@ def _borders(size: int, device: MemoryDevice, ways: tuple[Way, ...]) -> list[int
     return borders
 
 
-def _planned(to: End, origin: End, size: int, queue: Queue, early: bool) -> RangeCopy:
-    return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early)
-
-
 def _part(end: End, at: int, size: int) -> End:
     return End(end.ptr + at, size, end.device, end.read_only, None)
-
-
-def _copies(step: Step) -> Callable[[VendorQueue], None]:
-    return lambda vendor_queue: vendor_queue.copy(step.dst, step.src, step.size)
 
 
 def _name(device: object) -> object:
