@@ -10,9 +10,9 @@ from pinning.arrays.buffer import Buffer
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError, PluginUnavailableError
+from pinning.interop.array_memory import array_memory
 from pinning.interop.dlpack import make_capsule
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type
-from pinning.interop.memory_of import array_memory
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind

@@ -10,21 +10,19 @@ from libc.stdint cimport int64_t
 from pinning.interop.dlpack cimport DLTensor, exchange_api_of
 
 import ctypes
-import operator
 import sys
-from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 
-from pinning.errors import InvalidRangeError, PinningError
-from pinning.interop.dlpack import take_capsule
-from pinning.interop.dtypes import HOST_TYPES, STREAM_TYPES, VENDORS, numpy_dtype
+from pinning.errors import InvalidRangeError
+from pinning.interop.array_memory import MALFORMED, NO_ACCESS, dlpack_device, malformed, no_access, open_dlpack
+from pinning.interop.dtypes import HOST_TYPES
 from pinning.runtime.arguments import byte_count, describe, integer
 
 if TYPE_CHECKING:
-    from typing import Any, SupportsIndex
+    from typing import SupportsIndex
 
     from pinning.runtime.buffers import Buffer
 
@@ -36,7 +34,6 @@ cdef enum:
     MOST_DIMENSIONS = 64
     CPU = 1  # in DLPack
     CUDA = 2
-    NO_STREAM = -1  # in DLPack: the consumer itself ensures the order
 
 cdef object ACCEPTED = (
     "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
@@ -45,9 +42,6 @@ cdef object ACCEPTED = (
 cdef object SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
 # These export the few bytes of the pointer itself, not the memory that it points to.
 cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
-cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
-cdef tuple MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)  # what a bad interface raises
-cdef object MOST = 1 << 64
 cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
 cdef dict kinds = {}  # by type
 cdef dict itemsizes = {}  # by NumPy's string for a dtype
@@ -65,19 +59,6 @@ class HostBuffer(NamedTuple):
     read_only: bool | None  # whether the object forbids writing; None if it does not say
     owner: object
     contiguous: bool = True  # whether the range is exactly the object's bytes, without gaps
-
-
-class ArrayMemory(NamedTuple):
-    """An array in memory of the host or a device; the memory stays as long as `owner` is referenced."""
-
-    ptr: int  # of the first element
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # in bytes; None in C order
-    dtype: numpy.dtype[Any]
-    read_only: bool
-    owner: object
-    device: tuple[int, int] | None  # DLPack's type and index; None if only the address can tell whose memory it is
-    stream: int | None  # on which work may be in progress
 
 
 @cython.final
@@ -162,64 +143,6 @@ def host_buffer(buffer: Buffer, size: SupportsIndex | None = None) -> HostBuffer
     owner = host_memory_of(buffer, size, &memory)
     read_only = None if memory.read_only < 0 else bool(memory.read_only)
     return HostBuffer(memory.ptr, memory.size, read_only, owner, bool(memory.contiguous))
-
-
-def array_memory(array: Any) -> ArrayMemory:
-    """The memory of another library's array, by ``__cuda_array_interface__`` or DLPack.
-
-    Raises TypeError if it has neither, InvalidRangeError for address 0, PinningError for a mask, a dtype that NumPy
-    lacks, or a device that belongs to no plugin.
-    """
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
-            raise TypeError(f"{type(array).__name__} is not a device array: it has neither __cuda_array_interface__ nor "
-                "__dlpack__; copy it with to_device")
-        device = dlpack_device(array)
-        tensor = open_dlpack(array, device[0])
-        dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
-        strides = None if tensor.strides is None else tuple([step * dtype.itemsize for step in tensor.strides])
-        return ArrayMemory(
-            tensor.ptr, tensor.shape, strides, dtype, bool(tensor.read_only), tensor.owner, device, None
-        )
-    try:
-        return memory_by_interface(array, interface)
-    except MALFORMED as error:
-        raise malformed(array, error)
-
-
-cdef object memory_by_interface(object array, object interface):
-    if interface.get("mask") is not None:
-        raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray does not support: apply it first")
-    ptr, read_only = interface["data"]
-    dtype, shape = numpy.dtype(interface["typestr"]), integers(interface["shape"])
-    strides, stream = interface.get("strides"), interface.get("stream")
-    if strides is not None:
-        strides = integers(strides)
-    if min(shape, default=0) < 0 or (strides is not None and len(strides) != len(shape)):
-        raise ValueError(f"shape {shape} and strides {strides}")
-    if prod(shape) * dtype.itemsize > PY_SSIZE_T_MAX:
-        raise OverflowError(f"shape {shape} of {dtype}")
-    if stream is not None and not 0 <= operator.index(stream) < MOST:
-        raise ValueError(f"stream {stream}")
-    if dtype.kind == "V" and interface.get("descr"):
-        dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
-    if not ptr and 0 not in shape:
-        raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} reports that its memory is at address 0")
-    return ArrayMemory(ptr or 0, shape, strides, dtype, bool(read_only), array, None, stream)
-
-
-cdef object malformed(object array, object error):
-    """The error to raise for one in reading an array's ``__cuda_array_interface__``."""
-    if isinstance(error, PinningError):
-        return error
-    refused = no_access(array, f"its __cuda_array_interface__ is malformed, {type(error).__name__}: {error}")
-    refused.__cause__ = error
-    return refused
-
-
-cdef tuple integers(object numbers):
-    return tuple([operator.index(each) for each in numbers])
 
 
 # ---- the protocols ----
@@ -420,29 +343,6 @@ cdef object of_capsule(object array, bint any_device, Bytes* memory):
     return tensor.owner
 
 
-cdef tuple dlpack_device(object array):
-    try:
-        kind, index = array.__dlpack_device__()
-    except NO_ACCESS as error:
-        raise no_access(array, error) from error
-    return int(kind), int(index)
-
-
-cdef object open_dlpack(object array, int kind):
-    if kind not in VENDORS:
-        raise PinningError(f"DLPack's device type {kind} belongs to no plugin; those known are {sorted(VENDORS)}")
-    options = {"stream": NO_STREAM} if kind in STREAM_TYPES else {}
-    try:
-        capsule = array.__dlpack__(max_version=(1, 1), **options)
-    except TypeError:  # older than the protocol's versions
-        capsule = array.__dlpack__(**options)
-    tensor = take_capsule(capsule)
-    if on_host(kind) and not on_host(tensor.device):
-        raise InvalidRangeError(f"this {type(array).__name__} says that its DLPack device type is {kind}, and its capsule that "
-                                f"it is {tensor.device}")
-    return tensor
-
-
 # ---- ranges ----
 
 
@@ -547,7 +447,3 @@ cdef object on_a_device(object buffer, str why):
     return InvalidRangeError(
         f"this {type(buffer).__name__} is device memory ({why}), which needs no lock; only host memory is locked"
     )
-
-
-cdef object no_access(object buffer, object error):
-    return InvalidRangeError(f"this {type(buffer).__name__} gives no access to its memory: {error}")
