@@ -53,8 +53,8 @@ from pinning.errors import (
     VendorError,
 )
 from pinning.locking import mapped as _mapped  # noqa: F401  gives devices lock_mapped
-from pinning.locking.devices import default_device, device, devices, pinned_map, plugins
-from pinning.locking.lock import Lock, find, is_locked, lock, locked, regions, unlock
+from pinning.locking.devices import default_device, device, devices, pinned_map, plugins, regions
+from pinning.locking.lock import Lock, find, is_locked, lock, locked, unlock
 from pinning.locking.lock_async import PendingLock, lock_async
 from pinning.map.pinned_map import PinnedMap, Region
 from pinning.memory import Allocation, Context, Pool, alloc, free, memory_connection, memory_info

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from pinning.errors import ArgumentError, PluginUnavailableError
 from pinning.map.adapters import is_native
-from pinning.map.pinned_map import PinnedMap
+from pinning.map.pinned_map import PinnedMap, Region
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, LockDevice, MemoryDevice, Plugin
-from pinning.runtime.arguments import describe
+from pinning.runtime.arguments import describe, flag
 from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import at_fork
 
@@ -290,6 +290,30 @@ def separate(some: Iterable[PinnedMap]) -> list[PinnedMap]:
     for each in some:
         first.setdefault(each._domain, each)
     return list(first.values())
+
+
+def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> list[Region]:
+    """All locked regions of a device, or of all devices, in address order for each; `find` is the one around a buffer.
+
+    What one device of a vendor has locked for all of them is listed once, or for each device that is asked for.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        The device; all devices by default.
+    idle : bool
+        Also idle regions, which are registered and not locked, see `pinning.budget`.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1000)
+    >>> with pinning.lock(array):
+    ...     [region.size for region in pinning.regions()]
+    [8000]
+    """
+    with_idle = flag(idle, "idle")
+    wanted = separate(pinned_maps()) if device is None else [pinned_map(device)]
+    return [region for each in wanted for region in (each.overlapping(1, 2**64 - 1, idle=True) if with_idle else each)]
 
 
 maps: PerDevice[PinnedMap] = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))

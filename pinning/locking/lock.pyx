@@ -24,7 +24,7 @@ from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
-from pinning.runtime.arguments import byte_count, describe, flag, integer, number
+from pinning.runtime.arguments import byte_count, describe, integer, number
 from pinning.runtime.handles import Block, refuse_copy
 from pinning.runtime.settings import is_switched_on
 
@@ -66,7 +66,6 @@ cdef uint64_t last_serial = 0
 
 cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
-cdef object separate = devices.separate
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which `default_map` is valid
 cdef PinnedMap default_map = None
@@ -499,7 +498,7 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
                 continue
             return
         where = "" if device is None else f" on {map_of(device).device.name}"
-        region = next((each for each in regions(device, idle=True) if found.ptr in each), None)
+        region = next((each for each in devices.regions(device, idle=True) if found.ptr in each), None)
         if region is not None and not region.idle:
             raise NotLockedError(f"{found.ptr:#x} is locked{where} by its owner, an arena, an allocation or a registration: "
                                  "close, free or unregister that")
@@ -692,34 +691,6 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
 
 cdef cbool is_still_held(PyObject* lock) noexcept:
     return lock.ob_refcnt > 0 and (<Lock>lock).is_held()  # not dropped just now, nor of memory that has gone
-
-
-def regions(device: LockDevice | str | None = None, *, idle: bool = False) -> list[Region]:
-    """All locked regions of a device, or of all devices, in address order for each; `find` is the one around a buffer.
-
-    What one device of a vendor has locked for all of them is listed once, or for each device that is asked for.
-
-    Parameters
-    ----------
-    device : Device or str, optional
-        The device; all devices by default.
-    idle : bool
-        Also idle regions, which are registered and not locked, see `pinning.budget`.
-
-    Examples
-    --------
-    >>> array = numpy.ones(1000)
-    >>> with pinning.lock(array):
-    ...     [region.size for region in pinning.regions()]
-    [8000]
-    """
-    cdef bint with_idle = flag(idle, "idle")
-    wanted = separate(pinned_maps()) if device is None else [map_of(device)]
-    return [
-        region
-        for pinned_map in wanted
-        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if with_idle else pinned_map)
-    ]
 
 
 def range_of(buffer: Buffer) -> tuple[int, int]:
