@@ -161,32 +161,6 @@ def copy_batch_async(
     return submitted(wanted_of(dsts, srcs, sizes, queue, chosen), wait_for)
 
 
-def copy_batch(
-    dsts: Sequence[Buffer | Lock] | NDArray[Any],
-    srcs: Sequence[Buffer | Lock] | NDArray[Any],
-    sizes: int | Sequence[int] | NDArray[Any] | None = None,
-    queue: Queue | object | None = None,
-    engine: Engine = "auto",
-) -> Copy:
-    """`copy_batch_async`, and wait until it is complete.
-
-    All bytes are then in place, for work of any stream, thread or device.
-
-    Parameters
-    ----------
-    dsts, srcs, sizes, queue, engine
-        As for `copy_batch_async`, including the errors.
-
-    Returns
-    -------
-    Copy
-        The completed copy.
-    """
-    done = copy_batch_async(dsts, srcs, sizes, queue, (), engine)
-    done.wait()
-    return done
-
-
 def copy_blocks_async(
     dst: Buffer | Lock,
     dst_indices: Sequence[int] | NDArray[Any],
@@ -236,41 +210,6 @@ def copy_blocks_async(
         wanted.queue = default_queue(origin.device if to.device is None else to.device)
     check_vendors([end.device for end in (to, origin) if end.device is not None], wanted.queue)
     return submitted(wanted, wait_for)
-
-
-def copy_blocks(
-    dst: Buffer | Lock,
-    dst_indices: Sequence[int] | NDArray[Any],
-    src: Buffer | Lock,
-    src_indices: Sequence[int] | NDArray[Any],
-    block_bytes: int,
-    queue: Queue | object | None = None,
-    engine: Engine = "auto",
-) -> Copy:
-    """`copy_blocks_async`, and wait until it is complete.
-
-    Parameters
-    ----------
-    dst, dst_indices, src, src_indices, block_bytes, queue, engine
-        As for `copy_blocks_async`, including the errors.
-
-    Returns
-    -------
-    Copy
-        The completed copy.
-
-    Examples
-    --------
-    >>> cache, back = numpy.arange(8000).reshape(8, 1000), numpy.empty((2, 1000), int)
-    >>> with pinning.Queue() as queue, pinning.alloc(16000, device=queue.device) as memory:
-    ...     copy = pinning.copy_blocks(memory, [0, 1], cache, [7, 3], 8000, queue=queue)
-    ...     copy = pinning.copy_blocks(back, [0, 1], memory, [0, 1], 8000, queue=queue)
-    >>> back[:, 0]
-    array([7000, 3000])
-    """
-    done = copy_blocks_async(dst, dst_indices, src, src_indices, block_bytes, queue, (), engine)
-    done.wait()
-    return done
 
 
 def explain_batch(

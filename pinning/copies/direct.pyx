@@ -366,34 +366,6 @@ def fill_async(
     return submitter.enqueue(Event.__new__(Event), work, wait_for, ())
 
 
-def fill(
-    dst: Buffer | Lock,
-    value: SupportsIndex | bytes,
-    nbytes: int | None = None,
-    queue: Queue | object | None = None,
-) -> Event:
-    """`fill_async`, and wait until it is complete.
-
-    Parameters
-    ----------
-    dst, value, nbytes, queue
-        As for `fill_async`, including the errors.
-
-    Returns
-    -------
-    Event
-        The completed event.
-
-    Examples
-    --------
-    >>> with pinning.Queue() as queue, pinning.alloc(8000, device=queue.device) as memory:
-    ...     filled = pinning.fill(memory, 0, queue=queue)
-    """
-    cdef Event done = fill_async(dst, value, nbytes, queue)
-    done.wait()
-    return done
-
-
 cdef bytes pattern_of(object value):
     if type(value) is bool:
         raise TypeError(f"the value is {value}; give a byte, such as 1")

@@ -74,32 +74,6 @@ def copy_2d_async(
     return resubmitted(lambda: _copy_rows(rows, chosen, waits), chosen.device, rows.host_span)
 
 
-def copy_2d(
-    dst: Buffer | Lock,
-    dst_pitch: int,
-    src: Buffer | Lock,
-    src_pitch: int,
-    width: int,
-    height: int,
-    queue: Queue | object | None = None,
-) -> Copy:
-    """`copy_2d_async`, and wait until it is complete.
-
-    Parameters
-    ----------
-    dst, dst_pitch, src, src_pitch, width, height, queue
-        As for `copy_2d_async`, including the errors.
-
-    Returns
-    -------
-    Copy
-        The completed copy.
-    """
-    done = copy_2d_async(dst, dst_pitch, src, src_pitch, width, height, queue)
-    done.wait()
-    return done
-
-
 class _Rows(NamedTuple):
     """The rows that `copy_2d_async` copies."""
 
