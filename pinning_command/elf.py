@@ -10,29 +10,15 @@ PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
 
 
 class Elf:
-    """The header of an ELF file.
-
-    Attributes
-    ----------
-    native : bool
-        It is for this processor and of this process's word size.
-    loader : str or None
-        The program that loads it; None if it is a library, the loader itself, or statically linked.
-    """
+    """The header of an ELF file."""
 
     def __init__(self, native: bool, loader: str | None) -> None:
-        self.native = native
-        self.loader = loader
+        self.native = native  # for this processor and of this process's word size
+        self.loader = loader  # that loads it; None: it is a library, the loader itself, or statically linked
 
 
 def read(path: str) -> Elf | None:
-    """The header of an ELF file; None for other files.
-
-    Raises
-    ------
-    OSError, struct.error
-        It cannot be read, or ends early.
-    """
+    """The header of an ELF file; None for other files. Raises OSError, or struct.error if it ends early."""
     with open(path, "rb") as file, open("/proc/self/exe", "rb") as own:
         head, ours = file.read(64), own.read(64)
         if len(head) < 52 or head[:4] != b"\x7fELF":

@@ -78,13 +78,7 @@ def absolute(file: str | None) -> str | None:
 
 
 def library() -> str:
-    """The path of the tool, the library that is preloaded into the program.
-
-    Raises
-    ------
-    CannotRunError
-        It was not built, or LD_PRELOAD does not accept its path.
-    """
+    """The path of the tool, the library that is preloaded into the program. Raises CannotRunError."""
     path = os.path.join(os.path.dirname(os.path.dirname(__file__)), "pinning", "lib", LIBRARY)
     if not os.path.isfile(path):  # an editable installation has it elsewhere
         import pinning
@@ -213,13 +207,7 @@ def release(libstdcxx: str) -> int:
 
 
 def make_way(files: Mapping[str, str]) -> None:
-    """Replace the files of an earlier run by what stays if no process writes them; the tool overwrites nothing else.
-
-    Raises
-    ------
-    CannotRunError
-        One of them cannot be written.
-    """
+    """Replace the files of an earlier run by what stays if no process writes them; the tool overwrites nothing else."""
     for variable, file in files.items():
         try:
             if file.startswith(("/dev/fd/", "/proc/")) or (os.path.exists(file) and not os.path.isfile(file)):
@@ -283,13 +271,7 @@ def which(name: str) -> str | None:
 
 
 def find(name: str) -> str:
-    """The path of a program, not normalized, because a script sees it.
-
-    Raises
-    ------
-    CannotRunError
-        There is no such file.
-    """
+    """The path of a program, not normalized, because a script sees it. Raises CannotRunError if there is none."""
     found = which(name)
     if found is None and not ("/" in name and os.path.exists(name)):
         remedy = "check the path" if "/" in name else f"it is not on PATH; give its path, such as ./{name}"
@@ -302,12 +284,8 @@ def become(
 ) -> NoReturn:
     """Replace this process with the program: its exit code, signals and streams are its own.
 
-    Raises
-    ------
-    CannotRunError
-        The program cannot be executed; or the tool cannot be loaded into it although locks are mandatory or one of the
-        `files` was asked for, or one of them cannot be written. If neither was, that the tool cannot be loaded is only
-        reported.
+    That the tool cannot be loaded into it is an error if locks are mandatory or one of the `files` was asked for;
+    otherwise it is only reported.
     """
     wanted = {variable: name for variable, name in files.items() if name is not None and name != "-"}
     if why := cannot_load(file):

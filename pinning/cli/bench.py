@@ -119,13 +119,7 @@ class BenchReport:
 
 
 def run(device: Device, effort: Effort, step: Step) -> BenchReport:
-    """Measure one device of this machine.
-
-    Raises
-    ------
-    PinningError
-        Nothing can be locked, or the vendor fails. Nothing stays locked.
-    """
+    """Measure one device of this machine. After a PinningError nothing stays locked."""
     largest, limited_by = fit(device, effort.largest, 1, _HUGE_PAGE)
     return BenchReport(
         device=device.name,

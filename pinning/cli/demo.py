@@ -73,10 +73,7 @@ class DemoReport:
 def run(device: Device, step: Step) -> DemoReport:
     """Lock real buffers on a device, look them up, copy them, compare them, unlock them, and measure.
 
-    Raises
-    ------
-    PinningError, OSError
-        Something is missing or fails. Nothing stays locked.
+    After a PinningError or OSError nothing stays locked.
     """
     begin = perf_counter()
     # One share more than there are buffers: pages that are locked in part count in full.

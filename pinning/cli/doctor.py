@@ -145,13 +145,7 @@ def run() -> DoctorReport:
 
 
 def measure(step: Step) -> dict[str, list[CopyRow]]:
-    """Measure copies of each device but the host, or of the host if it is alone.
-
-    Raises
-    ------
-    PinningError
-        There is no room, or the vendor fails.
-    """
+    """Measure copies of each device but the host, or of the host if it is alone."""
     present = pinning.devices()
     measured = {}
     for device in [each for each in present if not is_host(each)] or present:

@@ -43,12 +43,7 @@ class Bound(NamedTuple):
 def fit(device: Device, wanted: int, count: int, multiple_of: int) -> tuple[int, Bound | None]:
     """The size of each of `count` buffers to lock, and the limit that makes them smaller than wanted, if any.
 
-    The limit is the vendor's, or a part of the available memory.
-
-    Raises
-    ------
-    LockLimitError
-        There is no room.
+    The limit is the vendor's, or a part of the available memory. Raises LockLimitError if there is no room.
     """
     memory = tightest_memory()
     why = f"{memory.name} has {bytes_text(max(memory.free, 0))} free"

@@ -62,15 +62,9 @@ class BatchPlan:
 
 @lru_cache(1024)  # programs repeat the same batches
 def how(counts: tuple[int, ...], plain: int = 0) -> tuple[CopyPath, str]:
-    """The slowest path of the parts of a batch, and how many parts are copied in which way.
+    """The slowest path of the parts of a batch, and how many parts are copied in which way: `counts`, as `_GROUPS`.
 
-    Parameters
-    ----------
-    counts : tuple of int
-        Parts copied by a kernel, by the engines, from and into pageable memory, and within the host.
-    plain : int
-        Pageable parts that the vendor has copied itself, because there was no ring for them, or a single small part to
-        the host.
+    `plain` pageable parts the vendor has copied itself: without a ring for them, or one small part to the host.
     """
     groups = [(*group, count) for group, count in zip(_GROUPS, counts, strict=True) if count]
     reason = ", ".join(f"{_parts(count)} {words}" for _, words, _, count in groups)

@@ -31,15 +31,7 @@ def copy_planned(
     early: bool,
     in_turn: bool,
 ) -> Copy:
-    """Submit a copy that is more than one vendor call.
-
-    Parameters
-    ----------
-    early : bool
-        Whether the source may be read before the copy's turn.
-    in_turn : bool
-        Whether it must not, because pending work may write it.
-    """
+    """Submit a copy that is more than one vendor call; `early` and `in_turn` as for `RangeCopy`."""
     check_addresses((to, size), (origin, size))
     host = to if to.device is None else origin
     attempt = partial(_copy_planned, to, origin, size, queue, wait_for, early, in_turn)
@@ -57,11 +49,7 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
     """Plan and submit a copy by `attempt`; again, if the vendor refuses it and what is locked has changed meanwhile.
 
     Another thread may have locked a part of what was planned as pageable, and no vendor copies across its border.
-
-    Parameters
-    ----------
-    span : callable
-        Returns the start and the size of a range that contains the host's memory.
+    `span` returns the start and the size of a range that contains the host's memory.
     """
     device_map = pinned_map(device)
     for _ in range(_TRIES - 1):

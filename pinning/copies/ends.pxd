@@ -3,13 +3,13 @@ from libc.stdint cimport uint64_t
 
 
 cdef class End:
-    cdef readonly uint64_t ptr
+    cdef readonly uint64_t ptr  # its first byte: the host's address of host memory, else the device's
     cdef uint64_t bytes  # 0 if unknown
     cdef uint64_t room  # of an address in an allocation, the bytes from there to its end; 0: any
-    cdef readonly object device  # type: MemoryDevice | None
+    cdef readonly object device  # type: MemoryDevice | None  # whose memory it is; None: the host's
     cdef readonly bint read_only
     cdef readonly bint transposed  # an array in another order than C's
-    cdef readonly object owner  # type: object
+    cdef readonly object owner  # type: object  # it keeps the memory alive; None if the caller does
 
     cpdef int check_room(self, uint64_t size) except -1
 

@@ -48,21 +48,7 @@ cdef object FIELD_NAME = re.compile(":[^:]*:")  # in the format of a structure
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class End:
-    """One end of a copy.
-
-    Attributes
-    ----------
-    ptr : int
-        Its first byte: the host's address of host memory, else the device's.
-    size : int or None
-        Bytes; None for a bare address.
-    device : MemoryDevice or None
-        The device whose memory it is; None for the host's.
-    read_only : bool
-        Whether it may not be written.
-    owner : object
-        The object that keeps the memory alive; None if the caller does.
-    """
+    """One end of a copy: ends.pxd says what it has."""
 
     def __init__(self, ptr: int, size: int | None, device: MemoryDevice | None, bint read_only, owner: object) -> None:
         self.ptr, self.bytes = ptr, 0 if size is None else size
@@ -70,6 +56,7 @@ cdef class End:
 
     @property
     def size(self) -> int | None:
+        """Bytes; None for a bare address."""
         return self.bytes or None
 
     cpdef int check_room(self, uint64_t size) except -1:  # type: (int) -> int
@@ -85,22 +72,10 @@ cdef class End:
 
 
 def end_of(buffer: Buffer | Lock, preferred: Device | None = None) -> End:
-    """Resolve one end of a copy.
+    """Resolve an end as `copy_async` takes it, or return an `End`. An address that several know is `preferred`'s.
 
-    Parameters
-    ----------
-    buffer : object
-        An `Allocation`, a `Lock` that is held, anything that `pinning.lock` takes and that has no gaps, an object with
-        DLPack or ``__cuda_array_interface__``, or an address of host or device memory. An `End` is returned.
-    preferred : Device, optional
-        The device that an address belongs to if several devices know it.
-
-    Raises
-    ------
-    InvalidRangeError
-        It is freed, unlocked, empty or null; of a device that no plugin supports; or not contiguous.
-    TypeError
-        It is not a buffer, or its elements are references to Python objects.
+    Raises InvalidRangeError if it is freed, unlocked, empty, null, not contiguous, or of a device without a plugin;
+    TypeError if it is not a buffer, or its elements are references to Python objects.
     """
     return resolve_end(buffer, preferred)
 

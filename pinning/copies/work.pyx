@@ -120,22 +120,10 @@ cdef class NativeCopy(Work):
 @cython.final
 @cython.no_gc_clear
 cdef class RangeCopy(NativeCopy):
-    """A copy of `size` bytes as it is planned now, for a queue of `device`.
+    """A copy of `size` bytes as it is planned now, for a queue of `device`, which can stage if it `stages`.
 
-    Parameters
-    ----------
-    to, origin : End
-    stages : bool
-        Whether the queue can stage.
-    early : bool
-        Whether the source may be read before the queue reaches the copy.
-    in_turn : bool
-        Whether it must not, because pending work may write it.
-
-    Raises
-    ------
-    VendorError
-        The vendor refused to say whose memory an address is.
+    `early`: its source may be read before the queue reaches it. `in_turn`: it must not, because pending work may write
+    it. Raises VendorError if the vendor refuses to say whose memory an address is.
     """
 
     def __cinit__(
@@ -171,19 +159,7 @@ cdef class RangeCopy(NativeCopy):
 @cython.final
 @cython.no_gc_clear
 cdef class RowsCopy(NativeCopy):
-    """A copy of `height` rows of `width` bytes as it is planned now, for a queue of `device`.
-
-    Parameters
-    ----------
-    to, origin : End
-    dst_pitch, src_pitch : int
-        Bytes from the start of a row to that of the next.
-
-    Raises
-    ------
-    VendorError
-        The vendor refused to say whose memory an address is.
-    """
+    """A copy of `height` rows of `width` bytes as it is planned now, for a queue of `device`; raises as `RangeCopy`."""
 
     def __cinit__(
         self,
@@ -234,11 +210,5 @@ cdef Direction direction_between(End to, End origin) except *:
 
 
 def submit_native(Submitter queue not None: Queue, NativeCopy work not None, wait_for: Iterable[Event]) -> Copy:
-    """Submit a copy by libpinning.
-
-    Raises
-    ------
-    VendorError
-        The vendor refused a part. Parts submitted before it are complete by then.
-    """
+    """Submit a copy by libpinning. Parts submitted before one that the vendor refuses are complete by then."""
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())

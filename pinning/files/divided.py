@@ -15,12 +15,7 @@ from pinning.queues import Event, Queue
 class FileParts:
     """Parts of a file that are read into memory of a device: where to, where from, and how many bytes.
 
-    Parameters
-    ----------
-    early : bool
-        Whether the file may be read before the queue reaches the copy.
-    of : FileCopy
-        The copy that these parts form, or to which they belong.
+    `early`: the file may be read before the queue reaches the copy. `of`: the copy to which they belong.
     """
 
     path = CopyPath.STAGED

@@ -55,18 +55,8 @@ cdef enum:
 cdef class OpenFile:
     """A regular file that copies read or write. It stays open until this object is closed and no copy uses it.
 
-    Parameters
-    ----------
-    path : path-like
-    create : bool
-        Whether to create a new file, for writing, which only its owner can open.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened.
-    FileError
-        It is a folder, a pipe or a device.
+    `create`: a new file, for writing, which only its owner can open. Raises OSError, or FileError if it is a folder, a
+    pipe or a device.
     """
 
     cdef shared_ptr[CFile] file  # null once it is closed
@@ -294,10 +284,7 @@ def copy_parts(
     of : FileCopy, optional
         The copy of which these are parts.
 
-    Raises
-    ------
-    VendorError
-        The vendor refused a step. Steps submitted before it are complete by then.
+    Steps submitted before one that the vendor refuses are complete by then.
     """
     cdef FileWork work = FileWork.__new__(FileWork)
     cdef FileCopy copy = copy_of(file) if of is None else of._another()

@@ -156,14 +156,9 @@ _FRAMEWORKS: dict[str, Callable[[MemoryDevice], Framework]] = {
 
 
 def framework_of(name: str | None, device: MemoryDevice) -> Framework:
-    """The framework of this name; None: torch if it is installed, otherwise pinning.
+    """The framework of this name; None: torch if it is installed, otherwise pinning. Raises as `load_file`.
 
-    Raises
-    ------
-    ArgumentError
-        There is no framework of this name, or it has no arrays on this device.
-    ImportError
-        The library is not installed.
+    ArgumentError: there is no framework of this name, or it has no arrays on this device.
     """
     if name is None:
         name = "torch" if find_spec("torch") is not None else "pinning"

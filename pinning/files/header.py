@@ -58,13 +58,7 @@ class _HeaderError(Exception):
 
 
 def length_of(first: bytes, file_bytes: int, path: str) -> int:
-    """The length of the header, from the first 8 bytes of a file of `file_bytes` bytes.
-
-    Raises
-    ------
-    FileFormatError
-        The file is not a safetensors file, or is shorter than its header.
-    """
+    """The length of the header, from the first 8 bytes of a file of `file_bytes` bytes. Raises FileFormatError."""
     if len(first) < 8:
         _refuse(path, f"it has {file_bytes} bytes, and the length of its header alone is 8")
     length = int.from_bytes(first[:8], "little")
@@ -78,13 +72,7 @@ def length_of(first: bytes, file_bytes: int, path: str) -> int:
 
 
 def parse(text: bytes, file_bytes: int, path: str) -> Header:
-    """Parse the header of a file of `file_bytes` bytes, and check that it is consistent.
-
-    Raises
-    ------
-    FileFormatError
-        The header is malformed or inconsistent; the message says how.
-    """
+    """Parse the header of a file of `file_bytes` bytes. Raises FileFormatError if it is malformed or inconsistent."""
     try:
         content = _loaded(text)
         metadata = _metadata(content.pop(_METADATA, {}))
@@ -221,12 +209,8 @@ class Written(NamedTuple):
 def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None) -> Written:
     """A header for tensors of these names, dtypes and shapes, in the order of the format's own library.
 
-    Raises
-    ------
-    FileFormatError
-        A name, or a string of the metadata, cannot be encoded in UTF-8; or the header is too long for any reader.
-    LayoutError
-        A tensor is not a whole number of bytes.
+    Raises FileFormatError if a string cannot be encoded in UTF-8, or the header is too long for any reader; LayoutError
+    if a tensor is not a whole number of bytes.
     """
     order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
     content: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}

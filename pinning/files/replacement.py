@@ -20,21 +20,10 @@ _KEPT = ("user.", "system.", "security.selinux")  # extended attributes; others 
 
 
 class Replacement:
-    """A new file for a path. Only its owner can open it until it is complete.
+    """A new file for a path, or for the file to which that points now. Only its owner can open it until it is complete.
 
-    Parameters
-    ----------
-    path : path-like
-        If it is a symbolic link, the file to which it points now is replaced.
-    fsync : bool
-        Whether `complete` waits until it is on the disk.
-
-    Raises
-    ------
-    FileError
-        The path is that of something other than a regular file.
-    OSError
-        Such as for a folder that does not exist, or links that form a loop.
+    `fsync`: `complete` waits until it is on the disk. Raises FileError if the path is that of something other than a
+    regular file, and OSError for a folder that does not exist or links that form a loop.
     """
 
     def __init__(self, path: AnyPath, fsync: bool) -> None:

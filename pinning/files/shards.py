@@ -30,15 +30,7 @@ AnyPaths = AnyPath | Iterable[AnyPath]
 
 
 def find_shards(path: AnyPaths) -> list[Shard]:
-    """The files that a path, or several, refer to.
-
-    Raises
-    ------
-    FileNotFoundError
-        A folder contains no such file.
-    FileFormatError
-        An index is malformed.
-    """
+    """The files that a path, or several, refer to. FileNotFoundError: a folder contains none."""
     paths: Iterable[Any]
     if isinstance(path, (str, bytes, os.PathLike)):
         paths = [path]

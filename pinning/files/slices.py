@@ -76,10 +76,8 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
 def pieces_of(tensors: Iterable[TensorInfo], plan: Plan | None) -> Iterator[Piece]:
     """The pieces that a plan selects, in the order of the file; None: all of each tensor.
 
-    Raises
-    ------
-    TypeError, InvalidRangeError, LayoutError
-        A value is not a slice, lies outside its tensor, or is not a whole number of bytes.
+    Raises TypeError if a value is not a slice, InvalidRangeError if it lies outside its tensor, LayoutError if it is
+    not a whole number of bytes.
     """
     for tensor in tensors:
         index: Any = ... if plan is None else plan.get(tensor.name) if isinstance(plan, Mapping) else plan

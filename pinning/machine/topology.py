@@ -46,12 +46,9 @@ def rate_of(address: str | None) -> int | None:
 
 
 def way_between(first: str | None, second: str | None) -> str | None:
-    """The nearest part of the machine that two devices at PCI addresses share.
+    """The nearest part of the machine that two devices at PCI addresses share; None if unknown.
 
-    Returns
-    -------
-    str or None
-        ``"switch"``, ``"host bridge"``, ``"node"`` (of memory), ``"machine"``; None if unknown.
+    A ``"switch"``, a ``"host bridge"``, a ``"node"`` (of memory) or the ``"machine"``.
     """
     if first is None or second is None:
         return None

@@ -58,15 +58,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
 
     @classmethod
     def _over(cls, queue: Any = None, error: BaseException | None = None) -> Self:
-        """Make an event that is complete from the start, or has failed with `error`. It has no vendor event.
-
-        Parameters
-        ----------
-        queue : Queue, optional
-            The value of its `queue`.
-        error : BaseException, optional
-            The error with which it has failed.
-        """
+        """Make an event that is complete from the start, or has failed with `error`. It has no vendor event."""
         cdef Event event = cls()
         event.queue = queue
         if error is not None:

@@ -25,12 +25,8 @@ cdef extern from "<pinning/call_in_python.hpp>" namespace "pinning":
 cdef class HostCallback:
     """A Python function that a queue calls in its turn, as a C function for `VendorQueue.call`.
 
-    An exception of the function goes to `event`, or to `sys.unraisablehook` if the event is gone.
-
-    Attributes
-    ----------
-    queue : VendorQueue
-        The queue that calls it, once that is known. The function cannot wait for it.
+    An exception of the function goes to `event`, or to `sys.unraisablehook` if the event is gone. `queue` is the one
+    that calls it, once that is known; the function cannot wait for it.
     """
 
     def __init__(self, function: Callable[[], object], event: Event) -> None:

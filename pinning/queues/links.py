@@ -32,14 +32,8 @@ def named_links(links: Links) -> Literal["own", "idle"] | tuple[Device | str, ..
 def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
     """Check `links` for copies of a device, and look up the devices named.
 
-    Raises
-    ------
-    ArgumentError
-        It is a string other than ``"own"`` and ``"idle"``.
-    PinningError
-        A device is named twice, is the queue's own, or cannot carry its copies.
-    PluginUnavailableError
-        There is no device with one of the names.
+    Raises as `named_links` and `devices.device`; and PinningError if a device is named twice, is the queue's own, or
+    cannot carry its copies.
     """
     given = named_links(links)
     if isinstance(given, str):

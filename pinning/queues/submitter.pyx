@@ -335,13 +335,7 @@ cdef class Submitter:
         return event
 
     def _history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
-        """All that an operation with this wait list would come after, if it were submitted now or later.
-
-        Parameters
-        ----------
-        wait_for : iterable of Event
-            The wait list.
-        """
+        """All that an operation with this wait list would come after, if it were submitted now or later."""
         cdef Dependencies history = empty()
         self.add_history(history.native, wait_for)
         return history

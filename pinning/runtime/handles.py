@@ -13,27 +13,14 @@ T = TypeVar("T")
 
 
 def refuse_copy(handle: object, instead: str) -> NoReturn:
-    """Raise the TypeError of `copy` and `pickle` for a handle: call it in ``__reduce__``, which both of them use.
-
-    Parameters
-    ----------
-    handle : object
-        What is to be copied.
-    instead : str
-        What to do instead.
-    """
+    """Raise the TypeError of `copy` and `pickle` for a handle: call it in ``__reduce__``, which both of them use."""
     raise TypeError(f"{handle!r} can be neither copied nor pickled: {instead}")
 
 
 class Block(AbstractContextManager[T], Generic[T]):
     """A context manager that does something for as long as its ``with`` blocks last; it warns if it was in none.
 
-    Parameters
-    ----------
-    make : callable
-        Returns the context manager of one block.
-    call : str
-        The call that returns this object, for the warning.
+    `make` returns the context manager of one block; `call` is the call that returns this object, for the warning.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[T]], call: str) -> None:

@@ -10,13 +10,7 @@ from pinning.errors import PinningError
 
 
 def chosen(name: str, words: tuple[str, ...], otherwise: str) -> str:
-    """The word that a variable has as its value, in any case; `otherwise` if it is unset or empty.
-
-    Raises
-    ------
-    PinningError
-        It has another value.
-    """
+    """The word that a variable has as its value, in any case; `otherwise` if it is unset or empty."""
     value = os.environ.get(name) or otherwise
     if value.lower() not in words:
         known = f"{', '.join(words[:-1])} or {words[-1]}"
