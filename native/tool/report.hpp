@@ -55,7 +55,7 @@ class Report {
 /// Write a report to standard error for "-", otherwise to a new file.
 void write_report(std::string const& where, std::string const& text);
 
-/// The report's text about CUDA copies, which ../preload counts.
+/// The report's text about CUDA copies, which cuda/ counts.
 inline std::string (*text_of_copies)() = nullptr;
 
 }  // namespace pinning::tool

@@ -55,7 +55,6 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
     cppclass CopiedRange "pinning::PlannedCopy"(CopyOperation):
         CopiedRange(CPinnedMap& map, VendorDevice& device, const CopyRequest& request, cbool stages,
                     const CopyLimits& limits) except +raise_in_python
-        const CopyRequest& request() noexcept
         const CopyPlan& plan() noexcept
 
 
@@ -119,14 +118,10 @@ cdef class NativeCopy(Work):
 
 
 cdef class RangeCopy(NativeCopy):
-    """The copy of one range."""
-
     cdef CopiedRange* range  # the same as `operation`
     cdef End to, origin
 
 
 cdef class RowsCopy(NativeCopy):
-    """The copy of rows."""
-
     cdef CopiedRows* rows  # the same as `operation`
     cdef End to, origin

@@ -93,7 +93,6 @@ struct Properties {
   CONSTANT(UR_USM_ALLOC_INFO_BASE_PTR, 1)                                     \
   CONSTANT(UR_USM_ALLOC_INFO_SIZE, 2)                                         \
   CONSTANT(UR_USM_ALLOC_INFO_DEVICE, 3)                                       \
-  CONSTANT(UR_USM_TYPE_UNKNOWN, 0)                                            \
   CONSTANT(UR_USM_TYPE_HOST, 1)                                               \
   CONSTANT(UR_USM_TYPE_DEVICE, 2)                                             \
   CONSTANT(UR_USM_TYPE_SHARED, 3)                                             \
