@@ -3,14 +3,20 @@
 
 from cython.operator cimport dereference
 from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from pinning.memory.allocation cimport FREED, LEAVING, LIVE, check_part_unlocked, kind_of, leave, number_of, size_of
-from pinning.memory.backing cimport device_address
-from pinning.plugin.native cimport VendorQueue
-from pinning.queues.event cimport handle_signals
+from pinning.memory.allocation cimport (
+    FREED, LEAVING, LIVE, Allocation, check_part_unlocked, kind_of, leave, number_of, size_of,
+)
+from pinning.memory.backing cimport Backing, device_address
+from pinning.plugin.native cimport CMemoryKind, VendorQueue, raise_in_python
+from pinning.queues.event cimport CEvent, Event, Meanwhile, handle_signals
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.submitter cimport events_of
+from pinning.queues.order cimport CDependencies
+from pinning.queues.submitter cimport Submitter, events_of
 from pinning.runtime.process cimport generation, is_parents
 
 from typing import TYPE_CHECKING
@@ -35,6 +41,51 @@ if TYPE_CHECKING:
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
 
+cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
+    cppclass Segment "pinning::Blocks::Segment":
+        uint64_t base
+        uint64_t device_base
+
+    cppclass Block "pinning::Blocks::Block":
+        Segment* segment
+        uint64_t start
+        CDependencies after
+
+cdef extern from "<pinning/pool.hpp>" namespace "pinning" nogil:
+    const uint64_t UNLIMITED "pinning::Pool::unlimited"
+
+    cppclass Memory "pinning::Pool::Memory":
+        uint64_t base
+        uint64_t device_base
+
+    cppclass Figures "pinning::Pool::Figures":
+        uint64_t reserved
+        uint64_t used
+        uint64_t reserved_high
+        uint64_t used_high
+
+    cppclass Left "pinning::Pool::Left":
+        uint64_t used
+        uint64_t pending
+
+    cppclass Source "pinning::Pool::Source":
+        pass
+
+    cppclass CPool "pinning::Pool":
+        CPool(unique_ptr[Source] source, size_t devices, uint64_t most, uint64_t keep) except +
+        Block* take_free(size_t device, uint64_t size, const CDependencies& before) except +raise_in_python
+        Block* take(size_t device, uint64_t size, const CDependencies& before) except +raise_in_python
+        @staticmethod
+        void order(Block& block, const CEvent& event) except +
+        cbool free(size_t device, Block* block) noexcept
+        void untake(size_t device, Block* block) noexcept
+        void free_excess() except +raise_in_python
+        void trim(uint64_t upto) except +raise_in_python
+        Left close(Meanwhile meanwhile) except +raise_in_python
+        cbool is_closed() noexcept
+        Figures figures() noexcept
+        void reset_high() noexcept
+
 cdef extern from "<pinning/python_source.hpp>" namespace "pinning":
     cppclass PythonSource(Source):
         ctypedef int (*Allocate)(PyObject* owner, size_t number, uint64_t size, Memory& made) except -1
@@ -53,6 +104,10 @@ cdef class PoolAllocation(Allocation):
     queue : Queue
         Where it was allocated.
     """
+
+    cdef readonly Submitter queue  # type: Queue
+    cdef Block* block
+    cdef size_t number  # of its device in the pool
 
     cdef int check_unused(self) except -1:
         points = uses(self)
@@ -118,6 +173,16 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
 
 cdef class Store:
     """The base of `Pool`: its memory, and how that is allocated and freed."""
+
+    cdef object __weakref__
+    cdef readonly Backing context  # type: Context
+    cdef CMemoryKind number
+    cdef object limit  # maximum_size
+    cdef object threshold  # release_threshold
+    cdef readonly bint zero_initialize
+    cdef readonly bint read_only
+    cdef unique_ptr[CPool] native
+    cdef unsigned made_in
 
     def __cinit__(self, *args, **kwargs):
         cdef unique_ptr[Source] source

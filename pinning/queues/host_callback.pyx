@@ -29,6 +29,11 @@ cdef class HostCallback:
     that calls it, once that is known; the function cannot wait for it.
     """
 
+    cdef object __weakref__
+    cdef object python
+    cdef public object queue  # type: VendorQueue
+    cdef object event  # a weak reference
+
     def __init__(self, function: Callable[[], object], event: Event) -> None:
         self.python = function
         self.event = weakref.ref(event)
