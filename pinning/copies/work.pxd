@@ -115,13 +115,3 @@ cdef class NativeCopy(Work):
     cdef CopyOperation* operation  # owned; the same as `native`
     cdef PinnedMap map
     cdef object staging  # keeps the device while it has rings
-
-
-cdef class RangeCopy(NativeCopy):
-    cdef CopiedRange* range  # the same as `operation`
-    cdef End to, origin
-
-
-cdef class RowsCopy(NativeCopy):
-    cdef CopiedRows* rows  # the same as `operation`
-    cdef End to, origin

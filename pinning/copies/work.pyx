@@ -126,6 +126,9 @@ cdef class RangeCopy(NativeCopy):
     it. Raises VendorError if the vendor refuses to say whose memory an address is.
     """
 
+    cdef CopiedRange* range  # the same as `operation`
+    cdef End to, origin
+
     def __cinit__(
         self,
         End to not None,
@@ -160,6 +163,9 @@ cdef class RangeCopy(NativeCopy):
 @cython.no_gc_clear
 cdef class RowsCopy(NativeCopy):
     """A copy of `height` rows of `width` bytes as it is planned now, for a queue of `device`; raises as `RangeCopy`."""
+
+    cdef CopiedRows* rows  # the same as `operation`
+    cdef End to, origin
 
     def __cinit__(
         self,

@@ -15,9 +15,7 @@ cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
         CDependencies() noexcept
         void add(const SharedTimeline& timeline, uint64_t position) except +
         void add_upto(const SharedTimeline& timeline, uint64_t position) except +
-        void add(const CDependencies& more) except +
         cbool covers(const CTimeline& timeline, uint64_t position) noexcept
-        cbool covers(const CDependencies& others) noexcept
         cbool reached() noexcept
         size_t size() noexcept
 

@@ -6,11 +6,7 @@ from libcpp cimport bool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
 
-from pinning.plugin.native cimport VendorDevice, VendorQueue
-
-
-cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
-    void raise_in_python()
+from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
 
 
 cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
