@@ -161,6 +161,8 @@ def test_a_child_of_fork_watches_for_itself(device: FakeDevice) -> None:
     with pinning.lock((ptr, SIZE), device=device) as lock:
 
         def child() -> None:
+            links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+            assert not [link for link in links if "userfaultfd" in link]
             unmapped(ptr)
             own = pages()
             held = pinning.lock((own, SIZE), device=FakeDevice())

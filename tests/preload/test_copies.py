@@ -427,6 +427,14 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
     assert (done.returncode, done.stdout) == (0, "40000 right 1 1\n8388608 right 1 1\n"), done.stderr
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_huge_pages_are_asked_for_unless_that_is_off(build: Callable[[Driver], Path], wanted: bool) -> None:
+    needs_two_processors()
+    done = run_script(build, "huge_pages.py", **({} if wanted else {"PINNING_COPIES_HUGE_PAGES": "off"}))
+    assert done.stderr == ""
+    assert done.stdout.split()[0 if wanted else 1] == "True"
+
+
 def test_failures_now_and_then_end_no_staging(build: Callable[[Driver], Path], tmp_path: Path) -> None:
     needs_two_processors()
     log = tmp_path / "log"
