@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from c_library import libc
 from mapped_memory import map_apart
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.populate import PIECE, Populating, huge_page_mode, is_resident, populate
@@ -25,13 +26,6 @@ from pinning.machine.populate import PIECE, Populating, huge_page_mode, is_resid
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
 FILE = 5 * MIB  # More pages than one process_vm_readv takes.
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 needs_populate = pytest.mark.skipif(
     tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (5, 14),
@@ -56,7 +50,7 @@ def new_memory() -> Iterator[Map]:
 
     yield map_memory
     for start, size in mapped:
-        _libc.munmap(start, size)
+        libc.munmap(start, size)
 
 
 @pytest.fixture
@@ -67,9 +61,9 @@ def cold_file(tmp_path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDWR)
     os.fsync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    start: int = _libc.mmap(None, FILE, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+    start: int = libc.mmap(None, FILE, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
     cached = any(resident(start, FILE))
-    _libc.munmap(start, FILE)
+    libc.munmap(start, FILE)
     if cached:
         pytest.skip("needs a temporary folder on a file system that gives up cached pages when told")
     yield file
@@ -78,7 +72,7 @@ def cold_file(tmp_path: Path) -> Iterator[int]:
 
 def resident(start: int, size: int) -> list[bool]:
     pages = ctypes.create_string_buffer(size // PAGE)
-    assert _libc.mincore(start, size, pages) == 0
+    assert libc.mincore(start, size, pages) == 0
     return [page != 0 for page in pages.raw]
 
 
@@ -156,7 +150,7 @@ class TestPopulate:
 
     def test_range_of_several_mappings(self, new_memory: Map) -> None:
         start = new_memory(6 * PAGE)
-        assert _libc.mprotect(start + 2 * PAGE, PAGE, mmap.PROT_READ) == 0
+        assert libc.mprotect(start + 2 * PAGE, PAGE, mmap.PROT_READ) == 0
         populate(start + PAGE, 4 * PAGE)
         assert resident(start, 6 * PAGE) == [False, True, True, True, True, False]
 
@@ -214,7 +208,7 @@ class TestProgress:
 class TestNoSuchMemory:
     def test_unmapped(self, new_memory: Map) -> None:
         start = new_memory(4 * PAGE)
-        _libc.munmap(start, 4 * PAGE)
+        libc.munmap(start, 4 * PAGE)
         for ask in (populate, is_resident):
             with pytest.raises(InvalidRangeError, match=rf"not mapped.*{start:#x}"):
                 ask(start + 5, PAGE)
@@ -222,7 +216,7 @@ class TestNoSuchMemory:
     def test_hole_in_a_large_range_is_found_before_anything_is_touched(self, new_memory: Map) -> None:
         size = 256 * MIB
         start = new_memory(size)
-        _libc.munmap(start + 100 * PAGE, PAGE)
+        libc.munmap(start + 100 * PAGE, PAGE)
         with pytest.raises(InvalidRangeError, match="not mapped"):
             populate(start, size)
         assert not any(resident(start, 100 * PAGE))
@@ -347,6 +341,6 @@ def refuse_madvise(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 def mmap_advise_away(start: int, size: int) -> None:
     """Take pages out of memory again."""
-    madvise = _libc.madvise
+    madvise = libc.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     assert madvise(start, size, mmap.MADV_DONTNEED) == 0

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ompt_runtime import Runtime
 from programs import TOOL, kernel_tells
 
+from c_library import c_library, libc
 from mapped_memory import PAGE, READ_WRITE, Memory
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
@@ -33,11 +34,7 @@ tool = ctypes.CDLL(str(TOOL))
 tool.llvm_omp_target_lock_mem.restype = ctypes.c_void_p
 tool.llvm_omp_target_lock_mem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 tool.llvm_omp_target_unlock_mem.argtypes = [ctypes.c_void_p, ctypes.c_int]
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-unseen = ctypes.CDLL("libc.so.6")  # the C library's own functions, not those that the tool interposes
-unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
+unseen = c_library("libc.so.6")  # the C library's own functions, not those that the tool interposes
 runtime = Runtime(tool, "sm_90", "sm_90")
 standin: StandIn
 

@@ -17,6 +17,7 @@ from ompt_runtime import ASSOCIATE, Runtime, address_on
 from programs import TOOL, kernel_tells
 
 import pinning
+from c_library import c_library, libc
 from fake_device import in_threads
 from mapped_memory import PAGE, READ_WRITE, Memory
 from standins.libcuda import DRIVER
@@ -29,19 +30,7 @@ tool = ctypes.CDLL(str(TOOL))
 tool.llvm_omp_target_lock_mem.restype = ctypes.c_void_p
 tool.llvm_omp_target_lock_mem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 tool.llvm_omp_target_unlock_mem.argtypes = [ctypes.c_void_p, ctypes.c_int]
-libc = ctypes.CDLL(None)
-libc.malloc.restype = libc.realloc.restype = libc.mremap.restype = ctypes.c_void_p
-libc.malloc.argtypes = [ctypes.c_size_t]
-libc.free.argtypes = [ctypes.c_void_p]
-libc.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-unseen = ctypes.CDLL("libc.so.6")  # the C library's own functions, not those that the tool interposes
-unseen.madvise.argtypes, unseen.munmap.argtypes = libc.madvise.argtypes, libc.munmap.argtypes
-unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
+unseen = c_library("libc.so.6")  # the C library's own functions, not those that the tool interposes
 runtime = Runtime(tool, "sm_90", "sm_90", "a strange one", "generic-64bit")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 import numpy
 
 import pinning
+from c_library import libc
 from fake_device import FakeDevice
 from pinning.map.pinned_map import hears_of_calls, watch_problem
 
@@ -37,19 +38,9 @@ DONTUNMAP = 4
 FORKS_EVERY = 100  # cycles
 CHILD_SECONDS = 300
 
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-libc.mmap.restype = ctypes.c_void_p
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-libc.mremap.restype = ctypes.c_void_p
 mremap = ctypes.CDLL(None, use_errno=True).mremap  # with a target
 mremap.argtypes = [*libc.mremap.argtypes, ctypes.c_void_p]
 mremap.restype = ctypes.c_void_p
-libc.malloc.argtypes = [ctypes.c_size_t]
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
 
 
 def pages(at: int | None = None, flags: int = ANONYMOUS, file: int = -1, size: int = SIZE) -> int:

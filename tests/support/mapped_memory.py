@@ -9,14 +9,10 @@ import os
 from pathlib import Path
 from threading import Lock
 
+from c_library import libc
+
 PAGE = mmap.PAGESIZE
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _FIXED_NOREPLACE = 0x100000
 _apart = [1 << 36]  # the address of the next one
@@ -30,7 +26,7 @@ def map_apart(
     with _placing:
         wanted = _apart[0]
         _apart[0] += (size // PAGE + 2) * PAGE
-    start: int = _libc.mmap(wanted, size, prot, flags | _FIXED_NOREPLACE, file, 0)
+    start: int = libc.mmap(wanted, size, prot, flags | _FIXED_NOREPLACE, file, 0)
     assert start == wanted, os.strerror(ctypes.get_errno())
     return start
 
@@ -45,10 +41,10 @@ class Memory:
         self.ptr = map_apart(self.size, prot, flags, file)
 
     def protect(self, page: int, prot: int) -> None:
-        assert _libc.mprotect(self.ptr + page * PAGE, PAGE, prot) == 0, os.strerror(ctypes.get_errno())
+        assert libc.mprotect(self.ptr + page * PAGE, PAGE, prot) == 0, os.strerror(ctypes.get_errno())
 
     def unmap(self, page: int) -> None:
-        assert _libc.munmap(self.ptr + page * PAGE, PAGE) == 0, os.strerror(ctypes.get_errno())
+        assert libc.munmap(self.ptr + page * PAGE, PAGE) == 0, os.strerror(ctypes.get_errno())
 
 
 def locked_pages(start: int, end: int) -> set[int]:

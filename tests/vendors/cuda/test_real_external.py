@@ -16,6 +16,7 @@ from left_locked import *  # noqa: F403
 from left_locked import entered
 
 import pinning
+from c_library import libc
 from noise import noise
 from pinning import AlreadyPinnedError, PartialOverlapError, PinnedInfo, PinnedMap, StillLockedError, VendorError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
@@ -24,9 +25,6 @@ from pinning.plugin import CopyDevice
 SIZE = (8 << 20) + 1000
 ALREADY = "ALREADY_REGISTERED|AlreadyRegistered"
 
-_libc = ctypes.CDLL(None)
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.mmap.restype = ctypes.c_void_p
 _MAP_FIXED_NOREPLACE = 0x100000
 
 
@@ -145,7 +143,7 @@ def has_memory_behind(end: int) -> None:
     if page >= end:
         # Fails if there is a mapping already, which is just as good.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
-        _libc.mmap(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        libc.mmap(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
 
 
 def round_trip(gpu: CopyDevice, ptr: int, size: int) -> None:
@@ -233,9 +231,7 @@ def test_they_give_up_first_and_refresh_notices(gpu: CopyDevice, on: PinnedMap, 
 
 
 @pytest.mark.parametrize("theirs", REGISTER, ids=lambda party: party.__name__, indirect=True)
-def test_they_unregister_first_and_the_next_lock_is_our_own(
-    gpu: CopyDevice, on: PinnedMap, theirs: Theirs
-) -> None:
+def test_they_unregister_first_and_the_next_lock_is_our_own(gpu: CopyDevice, on: PinnedMap, theirs: Theirs) -> None:
     stale = pinning.lock((theirs.ptr, SIZE), device=gpu)
     theirs.give_up()
     with pinning.lock((theirs.ptr + 100, 1000), device=gpu) as lock:
@@ -378,9 +374,7 @@ def test_somebody_unregisters_what_is_ours(ours: SimpleNamespace) -> None:
     succeeded(*driver.cuMemHostRegister(ours.ptr, SIZE, 0))
 
 
-def test_their_memory_beside_ours(
-    gpu: CopyDevice, on: PinnedMap, theirs: Theirs, ours: SimpleNamespace
-) -> None:
+def test_their_memory_beside_ours(gpu: CopyDevice, on: PinnedMap, theirs: Theirs, ours: SimpleNamespace) -> None:
     """Neither affects the other."""
     with pinning.lock((theirs.ptr, SIZE), device=gpu):
         assert {region.external for region in on} == {False, True}

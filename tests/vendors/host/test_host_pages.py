@@ -262,7 +262,6 @@ import ctypes
 import leaving, pinning, test_host_pages
 from pinning.map.pinned_map import hears_of_calls
 from test_host_pages import MAYMOVE, MREMAP_FIXED, PAGE, SIZE, libc, mapped, moved, mremap, settled_kib
-libc.realloc.argtypes, libc.realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 FORBID
 with pinning.lock(bytearray(10), device="host"):
     assert hears_of_calls()

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from c_library import libc
 from child_process import run_as_ordinary_user, run_in_child
 from mapped_memory import locked_pages, map_apart
 from pinning import PinnedMap
@@ -354,26 +355,19 @@ def pages_of(ranges: list[Range], arena: Arena) -> set[int]:
     }
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
 def unmap_memory(start: int, size: int) -> None:
-    assert _libc.munmap(start, size) == 0
+    assert libc.munmap(start, size) == 0
 
 
 def protect(start: int, size: int, access: int) -> None:
-    assert _libc.mprotect(start, size, access) == 0
+    assert libc.mprotect(start, size, access) == 0
 
 
 def map_again(start: int, size: int) -> None:
     """Replace the memory by new memory at the same addresses."""
     map_fixed = 0x10
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_fixed
-    assert _libc.mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) == start
+    assert libc.mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) == start
 
 
 def mapped_bytes() -> int:
