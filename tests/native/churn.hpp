@@ -283,6 +283,22 @@ inline std::string describe(Address address, std::optional<Region> const& region
   return text;
 }
 
+/// What is played, for messages.
+template <class Value>
+std::string name_of(Scene const& scene, bool flat, std::uint64_t seed) {
+  return scene.name + (flat ? ", flat" : ", pooled") + (std::is_empty_v<Value> ? "" : ", with values") + ", seed " + std::to_string(seed);
+}
+
+/// Insert the steady regions of a scene.
+template <class Value>
+std::vector<Region> insert_steady(pagetable::PageTable<Value>& table, Scene const& scene) {
+  std::vector<Region> steady;
+  for (Range range : scene.steady) {
+    steady.push_back(table.insert(range.start, range.size, [&](Value& value) { fill(value, range); }));
+  }
+  return steady;
+}
+
 /// Executes one writer's script, one operation per call, and publishes its progress before and after each.
 template <class Value>
 class Writer {

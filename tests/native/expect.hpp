@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How these test programs report a violation, and how long they try.
+// How these test programs report a violation, expect an error, and how long they try.
 #pragma once
 
 #include <chrono>
@@ -15,6 +15,17 @@
 
 inline void expect(bool holds, char const* what) {
   if (!holds) fail(what);
+}
+
+/// Whether `act` throws an `Error`, which ends there.
+template <class Error>
+bool throws(auto&& act) {
+  try {
+    act();
+  } catch (Error const&) {
+    return true;
+  }
+  return false;
 }
 
 /// Repeats something for `time`, and longer until an intended case was met: on a loaded machine that may take long.

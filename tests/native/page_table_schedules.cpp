@@ -17,16 +17,14 @@
 #include "weak_machine.hpp"
 //
 #include "churn.hpp"
+#include "expect.hpp"
 
 namespace {
 
 template <class Value>
 std::uint64_t play(churn::Scene const& scene, bool flat, std::uint64_t seed) {
   pagetable::PageTable<Value> table(flat);
-  std::vector<churn::Region> steady;
-  for (churn::Range range : scene.steady) {
-    steady.push_back(table.insert(range.start, range.size, [&](Value& value) { churn::fill(value, range); }));
-  }
+  auto const steady = churn::insert_steady(table, scene);
   std::array<churn::Progress, 2> progress;
   std::array writers = {churn::Writer(table, scene, 0, seed, progress[0]), churn::Writer(table, scene, 1, seed, progress[1])};
   std::array readers = {churn::Reader(table, scene, steady, seed, progress, seed + 100),
@@ -34,11 +32,7 @@ std::uint64_t play(churn::Scene const& scene, bool flat, std::uint64_t seed) {
   churn::Random turns(seed);
   machine::run(seed, 100'000, [&](int thread) {
     auto const wrong = thread == 0 ? writers[writers[1].idle() ? 0 : turns.below(2)].step() : readers[thread - 1].step();
-    if (wrong.empty()) return;
-    std::printf("VIOLATION in %s, %s%s, seed %llu: %s\n", scene.name.c_str(), flat ? "flat" : "pooled",
-                std::is_empty_v<Value> ? "" : ", with values", static_cast<unsigned long long>(seed), wrong.c_str());
-    std::fflush(stdout);
-    std::_Exit(1);
+    if (!wrong.empty()) fail(churn::name_of<Value>(scene, flat, seed) + ": " + wrong);
   });
   return readers[0].answers() + readers[1].answers();
 }

@@ -5,27 +5,17 @@
 #include <thread>
 
 #include "churn.hpp"
+#include "expect.hpp"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void violation(std::string const& where, std::string const& what) {
-  std::printf("VIOLATION in %s: %s\n", where.c_str(), what.c_str());
-  std::fflush(stdout);
-  std::_Exit(1);
-}
-
 /// Play one scene for `time`; returns how many answers were checked.
 template <class Value>
 std::uint64_t play(churn::Scene const& scene, bool flat, std::uint64_t seed, Clock::duration time) {
-  std::string const where = scene.name + (flat ? ", flat" : ", pooled") + (std::is_empty_v<Value> ? "" : ", with values") +
-                            ", seed " + std::to_string(seed);
   pagetable::PageTable<Value> table(flat);
-  std::vector<churn::Region> steady;
-  for (churn::Range range : scene.steady) {
-    steady.push_back(table.insert(range.start, range.size, [&](Value& value) { churn::fill(value, range); }));
-  }
+  auto const steady = churn::insert_steady(table, scene);
   std::array<churn::Progress, 2> progress;
   std::array<std::uint64_t, 2> answers{};
   std::atomic<bool> stop = false;
@@ -35,13 +25,13 @@ std::uint64_t play(churn::Scene const& scene, bool flat, std::uint64_t seed, Clo
       threads.emplace_back([&, i] {
         churn::Writer writer(table, scene, i, seed, progress[i]);
         while (!writer.idle() && !stop.load(std::memory_order_relaxed)) {
-          if (auto const wrong = writer.step(); !wrong.empty()) violation(where, wrong);
+          if (auto const wrong = writer.step(); !wrong.empty()) fail(churn::name_of<Value>(scene, flat, seed) + ": " + wrong);
         }
       });
       threads.emplace_back([&, i] {
         churn::Reader reader(table, scene, steady, seed, progress, seed + 100 + i);
         while (!stop.load(std::memory_order_relaxed)) {
-          if (auto const wrong = reader.step(); !wrong.empty()) violation(where, wrong);
+          if (auto const wrong = reader.step(); !wrong.empty()) fail(churn::name_of<Value>(scene, flat, seed) + ": " + wrong);
         }
         answers[i] = reader.answers();
       });

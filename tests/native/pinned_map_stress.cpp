@@ -274,11 +274,7 @@ void the_device_that_has_locked_unlocks() {
       map.lock(0x1000 + 50, 100, another, piece);  // the idle region gives way
       expect(vendor.has(0x1000 + 50, 100) && !vendor.has(0x1000, 1), "it has given way");
       vendor.refuse(1);
-      try {
-        map.unlock(0x1000 + 50);
-        fail("unlocked though the vendor refuses");
-      } catch (Refused const&) {
-      }
+      expect(throws<Refused>([&] { map.unlock(0x1000 + 50); }), "unlocked though the vendor refuses");
       vendor.refuse(0);
       map.unlock(0x1000 + 50);
       expect(vendor.held() == 0 && map.count() == 0, "it has gone");
@@ -409,13 +405,7 @@ void the_next_tries_when_the_first_fails() {
   PinnedMap map(vendor);
   vendor.hold(0x1000);
   bool refused = false;
-  std::jthread first([&] {
-    try {
-      map.lock(0x1000, 0x1000);
-    } catch (Refused const&) {
-      refused = true;
-    }
-  });
+  std::jthread first([&] { refused = throws<Refused>([&] { map.lock(0x1000, 0x1000); }); });
   vendor.wait_for_caller();
   std::jthread straddling([&] { map.lock(0x1800, 0x1000); });  // fine once the other is refused
   let_others_run();
@@ -430,13 +420,7 @@ void lock_while_the_last_unlock_is_under_way(bool failing) {
   map.lock(0x1000, 0x1000);
   vendor.hold(0x1000);
   bool refused = false;
-  std::jthread last([&] {
-    try {
-      map.unlock(0x1000);
-    } catch (Refused const&) {
-      refused = true;
-    }
-  });
+  std::jthread last([&] { refused = throws<Refused>([&] { map.unlock(0x1000); }); });
   vendor.wait_for_caller();
   expect(!map.find(0x1000), "a range is found while the vendor unlocks it");
   std::jthread next([&] { map.lock(0x1000, 0x1000); });
@@ -473,13 +457,7 @@ void unlock_while_another_unlocks() {
   bool locked = true;
   std::jthread last([&] { map.unlock(0x1000); });
   vendor.wait_for_caller();
-  std::jthread late([&] {
-    try {
-      map.unlock(0x1000);
-    } catch (pinning::NotLocked const&) {
-      locked = false;
-    }
-  });
+  std::jthread late([&] { locked = !throws<pinning::NotLocked>([&] { map.unlock(0x1000); }); });
   let_others_run();
   vendor.release();
   last.join(), late.join();
@@ -561,15 +539,9 @@ void clear_while_others_make_quick_calls() {
   });
   for (int round = 0; round < 200; ++round) {
     for (Address ptr = 0x1000; ptr < 0x9000; ptr += 0x1000) {
-      try {
-        map.lock(ptr, 0x1000);
-      } catch (Refused const&) {
-      }
+      throws<Refused>([&] { map.lock(ptr, 0x1000); });
     }
-    try {
-      map.clear();
-    } catch (Refused const&) {
-    }
+    throws<Refused>([&] { map.clear(); });
     expect(map.size() == vendor.held(), "clear and the vendor differ on what is left");
   }
   stop = true;
@@ -588,11 +560,7 @@ void memory_leaves() {
          "a region is relied on whose memory has left");
   expect(vendor.held() == 2, "the vendor is called by whoever tells that memory has left");
   expect(!map.unlock(second) && vendor.held() == 1 && !map.unlock(first), "a lock whose memory has left is given up twice");
-  try {
-    map.unlock(0x1000);
-    fail("a lock whose memory has left is held");
-  } catch (pinning::NotLocked const&) {
-  }
+  expect(throws<pinning::NotLocked>([&] { map.unlock(0x1000); }), "a lock whose memory has left is held");
   map.invalidate(0x8000, 1);
   Hold const anew = map.lock(0x7000, 0x2000);  // over it: that is undone first
   expect(vendor.unlocks == 2 && map.find(0x8000)->references == 1 && !map.unlock(other) && map.holds(anew),
@@ -660,11 +628,7 @@ void memory_leaves_and_the_vendor_refuses() {
   vendor.wait_for_caller();
   vendor.release(true);
   undoes.join();
-  try {
-    map.lock(0x1000, 1);
-    fail("locked over a registration that the vendor still has");
-  } catch (pinning::StillLocked const&) {
-  }
+  expect(throws<pinning::StillLocked>([&] { map.lock(0x1000, 1); }), "locked over a registration that the vendor still has");
   expect(!map.holds(hold) && !map.unlock(hold) && vendor.held() == 1, "a lock whose memory has left is held");
   map.unlock(0x1000);
   expect(vendor.held() == 0 && map.size() == 0, "something stays locked");
@@ -740,12 +704,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
     for (Trial const trial(time); trial.goes_on(met());) let_others_run();
     stop = true;
   }
-  for (int tries = 0; tries < 1000 && memory.locked != 0; ++tries) {
-    try {
-      map.clear();
-    } catch (Refused const&) {
-    }
-  }
+  for (int tries = 0; tries < 1000 && memory.locked != 0; ++tries) throws<Refused>([&] { map.clear(); });
   expect(memory.locked == 0 && map.size() == 0, "something stays locked");
   expect(met(), "no memory has left while it was locked");
 }
@@ -797,11 +756,7 @@ void a_lock_without_room_is_tried_again() {
   for (Address start = 0x1000; start <= 0x4000; start += 0x1000) map.unlock(map.lock(start, 0x1000), true);
   map.lock(0x8000, 0x800);
   expect(map.find(0x8000) && vendor.held() == 1, "idle memory stays though the vendor has no room");
-  try {
-    map.lock(0x9000, 0x800);
-    fail("locked without room");
-  } catch (pinning::VendorError const&) {  // nothing is idle any more
-  }
+  expect(throws<pinning::VendorError>([&] { map.lock(0x9000, 0x800); }), "locked without room");  // nothing is idle any more
 }
 
 /// As many threads lock as the vendor has room for once all idle memory is given back, which another thread does too.
@@ -1018,11 +973,7 @@ class Mapper {
 
  private:
   void unmap() {
-    try {
-      locks_.unlock_unmapped(mapped_.back());
-      mapped_.pop_back();
-    } catch (Refused const&) {
-    }
+    if (!throws<Refused>([&] { locks_.unlock_unmapped(mapped_.back()); })) mapped_.pop_back();
   }
 
   MappedLocks& locks_;
@@ -1111,24 +1062,18 @@ void churn(std::chrono::duration<double> time, unsigned round) {
       for (std::minstd_rand random(97); !stop; std::this_thread::sleep_for(std::chrono::microseconds(random() % 500))) {
         auto made = std::make_unique<Book>(vendor, 1 + random() % slot_size, random() % 3 == 0 ? static_cast<int>(random() % 8) : -1);
         made->goes = true;
-        try {
+        throws<Refused>([&] {
           Book& book = add(map, std::move(made));
           std::this_thread::yield();
           map.remove_registrar(book);
-        } catch (Refused const&) {
-        }
+        });
       }
     });
     threads.emplace_back([&] {
       for (std::minstd_rand random(98); !stop; std::this_thread::sleep_for(std::chrono::microseconds(random() % 500))) {
         if (random() % 2) budget.give_back(random() % slot_size);
         for (Region const& region : map.regions(true)) {
-          if (region.idle && random() % 8 == 0) {
-            try {
-              map.give_back_idle(region.start);
-            } catch (Refused const&) {
-            }
-          }
+          if (region.idle && random() % 8 == 0) throws<Refused>([&] { map.give_back_idle(region.start); });
         }
       }
     });
@@ -1154,10 +1099,7 @@ void churn(std::chrono::duration<double> time, unsigned round) {
     refused_in_pieces |= worker.refused_in_pieces();
   }
   mapper.unmap_all();
-  try {
-    map.unregister(slot(registered_slot).start);
-  } catch (pinning::NotLocked const&) {
-  }
+  throws<pinning::NotLocked>([&] { map.unregister(slot(registered_slot).start); });
   expect(map.size() == 0 && map.regions().empty(), "something stays in the map");
   budget.give_back(Budget::unlimited);
   expect(budget.figures().idle == 0 && (budget.figures().locked == 0 || refused_in_pieces), "a wrong account");
@@ -1196,13 +1138,7 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
         if (!region || region->whole != size || (region->size % unit != 0 && region->size != size)) {
           fail("what is locked so far has no such end");
         }
-        for (bool done = map.try_unlock(*hold); !done;) {
-          try {
-            map.unlock(*hold);
-            done = true;
-          } catch (Refused const&) {
-          }
-        }
+        for (bool done = map.try_unlock(*hold); !done;) done = !throws<Refused>([&] { map.unlock(*hold); });
       }
       if (ends) pieces.end();
     });
@@ -1218,16 +1154,8 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
     pieces.finish(hold ? size : 0);
     bringing.join(), using_it.join();
     expect(!hold || pieces.held() == size, "less is locked than all");
-    try {
-      if (hold) map.unlock(*hold);
-    } catch (Refused const&) {
-    }
-    while (vendor.held() != 0) {  // if the vendor has refused to undo it
-      try {
-        map.clear();
-      } catch (Refused const&) {
-      }
-    }
+    if (hold) throws<Refused>([&] { map.unlock(*hold); });
+    while (vendor.held() != 0) throws<Refused>([&] { map.clear(); });  // if the vendor has refused to undo it
     expect(map.size() == 0 && vendor.locks == vendor.unlocks, "something stays");
   }
   expect(met(), "a case that was not met");
