@@ -10,11 +10,12 @@ import signal
 import subprocess
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from fake_device import FakeDevice
 from pinning_host.kernel import lock_limit
 from run_folder import made_once, run_folder
 from stacks import tell_before_killing
@@ -35,6 +36,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["PYTHONWARNINGS"] = ",".join(
     filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:the host is the default device"])
 )
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    """A device that only records its locks; many folders and modules have another one of this name."""
+    device = FakeDevice()
+    yield device
+    assert device.wrong == []
 
 
 @pytest.fixture(scope="session")

@@ -45,11 +45,6 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     assert not file_of(name).exists()
 
 
-@pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
 def file_of(name: str) -> Path:
     return names.FOLDER / f"pinning-arena.{name}"
 

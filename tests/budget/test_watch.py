@@ -49,11 +49,6 @@ filters = pytest.mark.skipif(
 ways = pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
 
 
-@pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
 @watched
 @ways
 def test_the_region_goes_at_once(device: FakeDevice, leave: Callable[[int], None]) -> None:

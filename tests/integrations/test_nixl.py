@@ -47,11 +47,6 @@ class Agent:
 
 
 @pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
-@pytest.fixture
 def memory(device: FakeDevice) -> Iterator[AgentMemory]:
     with AgentMemory(Agent(), device) as memory:
         yield memory

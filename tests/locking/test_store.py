@@ -42,11 +42,6 @@ def map_file(path: Path, size: int) -> Bytes:
 
 
 @pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
-@pytest.fixture
 def locks(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> Iterator[ObjectLocks]:
     caplog.set_level(logging.WARNING)
     made = ObjectLocks(lambda: device, SMALLEST, "plasma", logging.getLogger("store"))

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -35,13 +35,6 @@ from pinning.map.pinned_map import Hold
 POLICIES: tuple[Literal["off", "on", "mandatory"], ...] = ("off", "on", "mandatory")
 BASE, SIZE = 0x10000, 0x1000
 TOP = 1 << 64
-
-
-@pytest.fixture
-def device() -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    yield device
-    assert device.wrong == []
 
 
 @pytest.fixture

@@ -46,11 +46,6 @@ class Book:
 
 
 @pytest.fixture
-def device() -> FakeDevice:
-    return FakeDevice()
-
-
-@pytest.fixture
 def on(device: FakeDevice) -> PinnedMap:
     return PinnedMap(device)
 

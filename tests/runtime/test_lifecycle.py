@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,6 @@ from limits import needs_room_to_lock
 from pinning import NotLockedError, PinnedMap
 
 BASE, SIZE = 0x10000, 0x1000
-
-
-@pytest.fixture
-def device() -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    yield device
-    assert device.wrong == []
 
 
 def run_program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
