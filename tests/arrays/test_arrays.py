@@ -8,7 +8,6 @@ import gc
 import itertools
 import random
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -28,6 +27,7 @@ from exchange_tensors import DLTensor
 from fake_device import Background
 from fake_memory import FakeMemoryDevice
 from folders import ROOT
+from own_process import QUIET, python
 from pinning import (
     ArgumentError,
     InvalidRangeError,
@@ -693,9 +693,7 @@ assert (there.copy_to_host() == numpy.arange(9)).all()
 pinned[:] = 1
 print("good")
 """
-    # Python 3.12 warns of any fork of a process with threads.
-    command = [sys.executable, "-P", "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-W", "error", *QUIET, "-c", program)
     assert (done.stdout, done.stderr) == ("good\n", "")
 
 
@@ -1075,8 +1073,7 @@ def test_the_examples_of_the_documentation_run() -> None:
     text = (ROOT / "docs" / "arrays.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
     (says,) = re.findall(r"```text\n(.*?)```", text, re.S)
-    strict = ["-W", "error", "-W", "ignore:the host is the default device"]
-    done = subprocess.run([sys.executable, "-P", *strict, "-c", program], capture_output=True, text=True)
+    done = python("-W", "error", "-W", "ignore:the host is the default device", "-c", program)
     assert (done.stdout, done.stderr) == (says, "")
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import subprocess
 import sys
-import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import Background, CoarseFakeDevice, FakeDevice
 from folders import SUPPORT
+from own_process import run
 from pinning import InvalidRangeError, LockLimitError, VendorError
 from pinning.budget import limits
 from pinning.budget.cache import collect
@@ -52,21 +51,6 @@ def device(device: FakeDevice) -> Iterator[FakeDevice]:
 
 def used() -> int:
     return pinning.budget().used
-
-
-def run_program(text: str) -> str:
-    """Run a program in a process of its own and return its output; it must succeed with an empty stderr."""
-    # Python 3.12 warns of any fork of a process with threads.
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    return run.stdout
 
 
 def storage() -> object:
@@ -429,7 +413,7 @@ def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     assert device.locked == {}
     collect()
     assert sys.getrefcount(array) == 2
-    run_program(
+    run(
         """
         import numpy, pinning
         pinning.budget(idle=True)
@@ -571,11 +555,11 @@ def test_child_collecting_the_parents_locks_changes_no_budget(when: str) -> None
         assert (pinning.budget(), told) == (before, []), (pinning.budget(), told)
         """
     program = program.replace("BEFORE", str(when != "afterwards")).replace("SUPPORT", repr(str(SUPPORT)))
-    run_program(program)
+    run(program)
 
 
 def test_what_is_idle_ends_with_the_program() -> None:
-    said = run_program(
+    said = run(
         """
         import numpy, pinning
 

@@ -19,7 +19,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import FakeDevice
-from folders import PYTHONPATH, SUPPORT
+from folders import SUPPORT
 from leaving import (
     LARGE,
     SIZE,
@@ -32,6 +32,7 @@ from leaving import (
     unmapped,
     unmapped_in_part,
 )
+from own_process import python
 from pinning.map.pinned_map import watch_problem
 from pinning_command.run import library
 
@@ -179,11 +180,8 @@ def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -
 
 def run_python(*arguments: str, preloaded: bool = False, **variables: str) -> str:
     """Run a Python program, which may have the kernel refuse userfaultfd, and return its output."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
-    environment |= {"LD_PRELOAD": str(library())} if preloaded else {}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
-    )
+    environment = {**os.environ, **({"LD_PRELOAD": str(library())} if preloaded else {}), **variables}
+    done = python("-W", "ignore", *arguments, env=environment, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -16,9 +15,9 @@ import pytest
 import c_api
 import pinning
 from child_process import run_in_child
-from folders import PYTHONPATH
 from installed import ROOT, run
 from limits import needs_room_to_lock
+from own_process import QUIET, python
 from pinning_command.run import library
 
 VERSION = re.findall(r'define PINNING_VERSION "(.*)"', c_api.HEADER)[0]
@@ -39,10 +38,7 @@ def child(scene: str) -> str:
         "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\n"
         "ptr = pinning.interop.memory_of.host_buffer(memory).ptr\n"
     )
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    # Python 3.12 warns of any fork of a process with threads.
-    command = [sys.executable, "-P", "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program + scene]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = python("-W", "error", *QUIET, "-c", program + scene)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

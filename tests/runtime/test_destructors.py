@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 import threading
 
 import pytest
 
 from child_process import run_in_child
+from own_process import python
 from pinning import PinningError
 from pinning.runtime.process import WeakRegistry, defer, run_deferred
 
@@ -19,8 +19,7 @@ WAIT = 60  # seconds, for what must happen
 
 
 def run_program(text: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    return python("-W", "ignore", "-c", textwrap.dedent(text), timeout=WAIT)
 
 
 def test_another_thread_does_what_is_left_for_later() -> None:

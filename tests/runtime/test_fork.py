@@ -7,8 +7,6 @@ import asyncio
 import gc
 import mmap
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import WAIT, FakeDevice
 from folders import SUPPORT
+from own_process import python
 from pinning import Arena, PendingLock, PinningError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.plugin import Device
@@ -195,9 +194,7 @@ for lock in (*parents, *[each.wait() for each in earlier]):
 
 def test_a_handler_before_the_packages_own_may_lock() -> None:
     program = EARLY.replace("SUPPORT", repr(str(SUPPORT)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python("-W", "ignore", "-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -222,11 +219,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_child_counts_no_locks_that_it_has_dropped() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", DROPPED],
-        env={**os.environ, "PYTHONMALLOC": "debug"},  # which fills memory that is freed
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    memory_is_filled_when_it_is_freed = {**os.environ, "PYTHONMALLOC": "debug"}
+    done = python("-W", "ignore", "-c", DROPPED, env=memory_is_filled_when_it_is_freed)
     assert (done.stdout, done.stderr) == ("3\n", "")

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 import submits_at_exit
-from folders import PYTHONPATH
 from limits import needs_room_to_lock
+from own_process import python
 
 
 def run_program(*command: str) -> tuple[int, str, str]:
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300)
+    done = python(*command)
     return done.returncode, done.stdout, done.stderr
 
 

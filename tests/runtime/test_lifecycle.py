@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,8 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, WAIT, Background, FakeDevice
-from folders import PYTHONPATH
 from limits import needs_room_to_lock
+from own_process import python
 from pinning import NotLockedError, PinnedMap
 
 BASE, SIZE = 0x10000, 0x1000
@@ -27,9 +26,7 @@ BASE, SIZE = 0x10000, 0x1000
 
 def run_program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program that can import the tests' helpers."""
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
-    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", PRELUDE + textwrap.dedent(text), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return python("-X", "dev", "-W", "ignore", "-c", PRELUDE + textwrap.dedent(text), *arguments)
 
 
 PRELUDE = """\

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pinning
-from folders import PYTHONPATH
+from own_process import QUIET, python
 from pinning.conformance.holding import HeldQueue
 
 
@@ -37,8 +35,5 @@ def work(vendor: object) -> None:
 
 def program(text: str) -> subprocess.CompletedProcess[str]:
     """Run a program that has pinning and `Queue`, and can import what tests can, until its process ends."""
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
     prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
-    quiet = "ignore:This process:DeprecationWarning"  # of a fork beside threads, from Python 3.12 on
-    command = [sys.executable, "-X", "dev", "-W", quiet, "-c", prelude + textwrap.dedent(text)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return python("-X", "dev", *QUIET, "-c", prelude + textwrap.dedent(text))

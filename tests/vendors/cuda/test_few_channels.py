@@ -7,12 +7,11 @@ end, with every byte right. The driver is the stand-in.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from own_process import python
 from standins.libcuda import DRIVER
 
 PROGRAM = Path(__file__).parent / "many_queues.py"
@@ -22,8 +21,7 @@ PROGRAM = Path(__file__).parent / "many_queues.py"
 @pytest.mark.parametrize("threads", [1, 2, 8, 16])
 def test_it_ends_with_every_byte_right(standin_folder: Path, threads: int, channels: int) -> None:
     environment = DRIVER.environment(standin_folder, f"channels={channels}")
-    command = [sys.executable, "-P", str(PROGRAM), str(threads), "1", str(channels), "9"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(PROGRAM, threads, 1, channels, 9, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -31,6 +29,5 @@ def test_it_ends_with_every_byte_right(standin_folder: Path, threads: int, chann
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_copies_over_several_links_end_with_every_byte_right(standin_folder: Path, gpus: int, channels: int) -> None:
     environment = DRIVER.environment(standin_folder, f"devices={gpus};nvswitch;channels={channels}")
-    command = [sys.executable, "-P", str(PROGRAM), "3", "1", str(channels), "144", "idle"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(PROGRAM, 3, 1, channels, 144, "idle", env=environment)
     assert done.returncode == 0, done.stderr

@@ -6,12 +6,11 @@ If the caller waits, they are right. Nothing hangs, and the device's own queue s
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from own_process import python
 from standins.libcuda import DRIVER
 
 PROGRAM = Path(__file__).parent / "lost_peer.py"
@@ -30,7 +29,6 @@ def test_every_byte_is_right_or_it_says_so(
     standin_folder: Path, tmp_path: Path, what: str, direction: str, waited: bool, when: str
 ) -> None:
     environment = DRIVER.environment(standin_folder, "devices=2;nvswitch")
-    command = [sys.executable, "-P", str(PROGRAM), when, what, direction, str(int(waited)), str(tmp_path / "file")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(PROGRAM, when, what, direction, int(waited), tmp_path / "file", env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout in (["right\n"] if waited else ["right\n", "failed\n"])

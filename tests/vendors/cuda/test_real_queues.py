@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+import own_process
 from fake_device import Background
 from noise import noise
 from pinning.conformance.allocations import Allocations
@@ -271,11 +270,7 @@ from pinning_cuda import plugin
 gpu = plugin.device(0)
 queue = gpu.make_queue()
 """
-    # Python 3.12 warns of any fork of a process with threads, and the driver has threads.
-    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", begin + program]
-    child = subprocess.run(command, text=True, capture_output=True, timeout=300)
-    assert (child.returncode, child.stderr) == (0, "")
-    return child.stdout
+    return own_process.run(begin + program)
 
 
 def test_a_kernel_that_fails_shows_in_every_wait(gpu: CudaDevice) -> None:

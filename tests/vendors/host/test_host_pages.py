@@ -7,17 +7,15 @@ import ctypes
 import errno
 import mmap
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import pinning
-from folders import PYTHONPATH
 from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc, mremap
 from limits import locked_kib
+from own_process import python
 from pinning.map.pinned_map import watch_problem
 from pinning_command.run import library
 
@@ -80,6 +78,7 @@ UNWATCHED = """
 import sys, threading
 import pinning, test_host_pages
 from limits import locked_kib
+from own_process import python
 before = locked_kib()
 done = threading.Event()
 def others():  # which fill the hole, and leave another
@@ -97,15 +96,8 @@ assert (locked_kib(), pinning.budget().used, pinning.regions("host")) == (before
 
 
 def run(program: str, **variables: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHONPATH, str(Path(__file__).parent)]), **variables}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=1700,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), **variables}
+    done = python("-W", "ignore", "-c", program, env=environment, timeout=1700)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -117,6 +109,7 @@ IDLE = """
 import ctypes, mmap
 import pinning
 from limits import locked_kib
+from own_process import python
 from test_host_pages import PAGE, SIZE, libc, mapped, settled_kib
 pinning.budget(idle=True)
 before, kept = locked_kib(), []
@@ -181,6 +174,7 @@ def test_memory_that_moves_is_unlocked_where_it_is() -> None:
 OVER = """
 import pinning
 from limits import locked_kib
+from own_process import python
 from test_host_pages import COUNT, MAYMOVE, MREMAP_FIXED, PAGE, SIZE, libc, mapped, mremap, settled_kib
 before = locked_kib()
 for number in range(ROUNDS):
@@ -209,6 +203,7 @@ def test_memory_that_moves_to_where_other_memory_was_locked() -> None:
 AGAIN = """
 import pinning
 from limits import locked_kib
+from own_process import python
 from test_host_pages import PAGE, SIZE, libc, mapped, moved, settled_kib
 before = locked_kib()
 for _ in range(ROUNDS):
