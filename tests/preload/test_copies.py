@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -83,26 +84,25 @@ def run_script(
     return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
-    """Return a function that runs the program with the stand-in, and with this library before it if `preload`."""
+def compile_for_the_driver(standin: Path, source: Path, program: Path, *options: str) -> None:
+    """Compile a program that is linked with the stand-in, or skip the test."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
     needs_two_processors()
     try:
         folders = [f"-isystem{folder}" for folder in includes()]
     except MissingError as error:
         pytest.skip(str(error))
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-builtin-declaration-mismatch"]
+    library = [f"-L{standin}", "-l:libcuda.so.1", "-pthread", "-ldl"]
+    subprocess.run([compiler, "-O1", *warnings, *folders, source, "-o", program, *options, *library], check=True)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
+    """Return a function that runs the program with the stand-in, and with this library before it if `preload`."""
     standin, folder = build(DRIVER), tmp_path_factory.mktemp("copies")
-    for name, options in {"linked": ["-DLINKED"], "opened": []}.items():
-        warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-builtin-declaration-mismatch"]
-        library = [
-            f"-L{standin}",
-            "-l:libcuda.so.1",
-            "-pthread",
-            "-ldl",
-        ]  # for both: `way` says how they find the copies
-        command = [compiler, "-O1", *warnings, *folders, SOURCE, "-o", folder / name, *options, *library]
-        subprocess.run(command, check=True)
+    compile_for_the_driver(standin, SOURCE, folder / "linked", "-DLINKED")
+    compile_for_the_driver(standin, SOURCE, folder / "opened")  # linked too: `way` says how it finds the copies
 
     def run(
         way: str,
@@ -134,13 +134,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path
     return run
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "form"), [*product(WAYS, FORMS), *product(("dlsym", "proc"), ROWS)])
 def test_a_copy_of_pageable_memory_is_staged(run: Run, way: str, form: str) -> None:
     ran = run(way, form, "pageable")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
-    if "stream" not in form:  # the default stream that null stands for in this form
+    if "stream" not in form and form not in ROWS:  # the default stream that null stands for in this form
         assert ran.streams == {"0x2" if "thread" in form else "0x1"}
 
 
@@ -152,14 +151,6 @@ def test_so_are_those_of_openmps_runtime(run: Run, build: Callable[[Driver], Pat
         pytest.skip("needs LLVM: apt-get install libomp-19-dev")
     (tmp_path / "libcuda.so").symlink_to(build(DRIVER) / "libcuda.so.1")
     ran = run("llvm", form, "pageable", LD_LIBRARY_PATH=f"{tmp_path}:{llvm}")
-    assert ran.outcome == (0, "same\n", "")
-    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
-
-
-@pytest.mark.parametrize("form", ROWS)
-@pytest.mark.parametrize("way", ["dlsym", "proc"])
-def test_so_are_rows(run: Run, way: str, form: str) -> None:
-    ran = run(way, form, "pageable")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
 
@@ -219,24 +210,20 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
-@pytest.mark.parametrize("form", ["sync", "async", "async stream", "either sync", "attributes async stream"])
-@pytest.mark.parametrize(("memory", "refused"), [("null", "1 1\n"), ("two allocations", "1 1 untouched, untouched\n")])
-def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: str, refused: str) -> None:
+# From null, in its second row; that do not fit into the pitch, or not at their place; with too large a pitch; so many
+# that their bytes, or the distance of the last one, wrap around to some MiB.
+WRONG_ROWS = [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide", "wraps", "wraps pitched"))]
+REFUSED = [
+    *product(["sync", "async", "async stream", "either sync", "attributes async stream"], ["null", "two allocations"]),
+    *((f"rows {call} {rows}", memory) for call in ("sync", "async") for rows, memory in WRONG_ROWS),
+]
+
+
+@pytest.mark.parametrize(("form", "memory"), REFUSED)
+def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: str) -> None:
+    said = {"null": "1 1\n", "two allocations": "1 1 untouched, untouched\n", "pageable": "error 1\n"}[memory]
     plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
-    assert ran.outcome == plain.outcome == (0, refused, "")
-    assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
-
-
-@pytest.mark.parametrize("call", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("rows", "memory"),
-    [("", "null"), *((rows, "pageable") for rows in ("shifted", "narrow", "wide", "wraps", "wraps pitched"))],
-)
-def test_so_are_such_rows(run: Run, call: str, rows: str, memory: str) -> None:
-    """From null, in its second row; rows that do not fit into the pitch, or not at their place; too large a pitch; so
-    many that their bytes, or the distance of the last one, wrap around to some MiB."""
-    plain, ran = (run("proc", f"rows {call} {rows}", memory, preload=preload) for preload in (False, True))
-    assert ran.outcome == plain.outcome == (0, "1 1\n" if memory == "null" else "error 1\n", "")
+    assert ran.outcome == plain.outcome == (0, said, "")
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
@@ -270,20 +257,11 @@ def test_a_synchronous_copy_returns_when_other_streams_see_it(
     tmp_path: Path, build: Callable[[Driver], Path], call: str, size: int
 ) -> None:
     """As with the driver alone, which leaves the last MiB in flight; the stand-in does so too."""
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
-    needs_two_processors()
-    try:
-        folders = [f"-isystem{folder}" for folder in includes()]
-        base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", "PINNING_REPORT": "-"}
-        bare, ours = (
-            DRIVER.environment(build(DRIVER), "", base | preload) for preload in ({}, {"LD_PRELOAD": str(TOOL)})
-        )
-    except MissingError as error:
-        pytest.skip(str(error))
-    library = [f"-L{build(DRIVER)}", "-l:libcuda.so.1", "-ldl"]
     program = tmp_path / "in_flight"
-    subprocess.run([compiler, "-O2", "-Wall", "-Werror", *folders, IN_FLIGHT, "-o", program, *library], check=True)
-    for environment in (bare, ours):
+    compile_for_the_driver(build(DRIVER), IN_FLIGHT, program)
+    base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", "PINNING_REPORT": "-"}
+    for preload in ({}, {"LD_PRELOAD": str(TOOL)}):
+        environment = DRIVER.environment(build(DRIVER), "", base | preload)
         done = subprocess.run([program, call, str(size)], env=environment, capture_output=True, text=True, timeout=600)
         assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert re.search(r"copied to devices: .* in [56] staged", done.stderr), done.stderr  # the first may be too little
@@ -310,16 +288,12 @@ def test_exit_while_a_copy_is_under_way(run: Run, form: str) -> None:
     assert run("proc", form, "exit").outcome == (0, "", "")
 
 
-@pytest.mark.parametrize("form", ["sync", "sync thread", "async"])
-@pytest.mark.parametrize("channels", [1, 2, 8])
-def test_threads_that_copy_at_once(run: Run, channels: int, form: str) -> None:
-    ran = run("proc", form, "threads", f"channels={channels}")
-    assert ran.outcome == (0, "same\n", "")
-    assert ran.staged > 0
+AT_ONCE = product(["sync", "sync thread", "async"], ["threads"], ["channels=1", "channels=2", "channels=8"])
 
 
-def test_threads_of_small_stacks(run: Run) -> None:
-    ran = run("proc", "async", "small threads")
+@pytest.mark.parametrize(("form", "memory", "configuration"), [*AT_ONCE, ("async", "small threads", "")])
+def test_threads_that_copy_at_once(run: Run, form: str, memory: str, configuration: str) -> None:
+    ran = run("proc", form, memory, configuration)
     assert ran.outcome == (0, "same\n", "")
     assert ran.staged > 0
 

@@ -10,16 +10,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { N = 2 << 20 };
+#include "locked.h"
 
-static long locked_kib(void) {
-  long kib = -1;
-  char line[256];
-  FILE *status = fopen("/proc/self/status", "r");
-  while (fgets(line, sizeof line, status) && sscanf(line, "VmLck: %ld", &kib) != 1) {}
-  fclose(status);
-  return kib;
-}
+enum { N = 2 << 20 };
 
 // The C library allocates and frees here while it holds a lock of this thread.
 static void *ask(void *none) {

@@ -12,21 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "locked.h"
+
 void *llvm_omp_target_lock_mem(void *ptr, size_t size, int device);
 void llvm_omp_target_unlock_mem(void *ptr, int device);
 void *llvm_omp_target_alloc_host(size_t size, int device);
 void llvm_omp_target_free_host(void *ptr, int device);
 
 static size_t n;
-
-static long locked_kib(void) {
-  long kib = -1;
-  char line[256];
-  FILE *status = fopen("/proc/self/status", "r");
-  while (fgets(line, sizeof line, status) && sscanf(line, "VmLck: %ld", &kib) != 1) {}
-  fclose(status);
-  return kib;
-}
 
 static void add(char *p, int times) {
   for (int i = 0; i < times; i++) {

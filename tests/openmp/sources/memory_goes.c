@@ -17,17 +17,10 @@
 #include <threads.h>
 #include <unistd.h>
 
+#include "locked.h"
+
 enum { N = 2 << 20, STACK = 16 << 20 };
 static const int ours = MAP_PRIVATE | MAP_ANONYMOUS, read_write = PROT_READ | PROT_WRITE;
-
-static long locked_kib(void) {
-  long kib = -1;
-  char line[256];
-  FILE *status = fopen("/proc/self/status", "r");
-  while (fgets(line, sizeof line, status) && sscanf(line, "VmLck: %ld", &kib) != 1) {}
-  fclose(status);
-  return kib;
-}
 
 static void use(char *b) {
   for (int i = 0; i < 4; i++) {

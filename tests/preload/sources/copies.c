@@ -34,16 +34,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, SIZE = 4 * MIB };
+#include "must.h"
 
-#define MUST(call)                                              \
-    do {                                                        \
-        int const code = (int)(call);                           \
-        if (code != 0) {                                        \
-            printf("%s: %d\n", #call, code);                    \
-            exit(3);                                            \
-        }                                                       \
-    } while (0)
+enum { MIB = 1 << 20, SIZE = 4 * MIB };
 
 static char const *way;
 

@@ -13,16 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIB = 1 << 20, PITCH = MIB, WIDTH = MIB - 4096, ROUNDS = 6 };
+#include "must.h"
 
-#define MUST(call)                                              \
-    do {                                                        \
-        int const code = (int)(call);                           \
-        if (code != 0) {                                        \
-            printf("%s: %d\n", #call, code);                    \
-            exit(3);                                            \
-        }                                                       \
-    } while (0)
+enum { MIB = 1 << 20, PITCH = MIB, WIDTH = MIB - 4096, ROUNDS = 6 };
 
 int main(int count, char **words) {
     if (count < 3) return 2;
