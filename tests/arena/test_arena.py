@@ -21,7 +21,7 @@ import pytest
 
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
-from fake_device import LOCKED_OFFSET, FakeDevice, in_threads
+from fake_device import LOCKED_OFFSET, Background, FakeDevice, in_threads
 from folders import SUPPORT
 from pinning import (
     Arena,
@@ -187,10 +187,9 @@ def test_closing_it_while_it_is_being_locked() -> None:
     slow = SlowDevice()
     arena = Arena(SIZE, slow)
     assert slow.reached.wait(WAIT)
-    closing = threading.Thread(target=arena.close)
-    closing.start()
+    closing = Background(arena.close)
     slow.opened.set()
-    closing.join(WAIT)
+    closing.result()
     assert (arena.closed, slow.locked) == (True, {})
 
 
@@ -335,24 +334,15 @@ def test_two_threads_may_close_it(device: FakeDevice) -> None:
     """Neither thread unmaps the memory before the other has unlocked it."""
     arena = Arena(SIZE, device)
     arena.wait(timeout=WAIT)
-    failed: list[object] = []
-
-    def close() -> None:
-        try:
-            arena.close()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=close, daemon=True) for _ in range(2)]
     with device.stopping("data_unlock", arena.ptr) as gate:
-        threads[0].start()
+        first = Background(arena.close)
         assert gate.reached.wait(WAIT)
-        threads[1].start()
-        threads[1].join(0.1)
+        second = Background(arena.close)
+        second.join(0.1)
         assert not arena.closed
-    for thread in threads:
-        thread.join(WAIT)
-    assert arena.closed and failed == [] and not any(thread.is_alive() for thread in threads)
+    for closing in (first, second):
+        closing.result()
+    assert arena.closed
 
 
 def test_it_is_not_initialized_again(device: FakeDevice) -> None:

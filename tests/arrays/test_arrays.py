@@ -9,7 +9,6 @@ import itertools
 import random
 import re
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 import pinning
 from exchange_tensors import DLTensor
-from fake_device import Background
+from fake_device import Background, in_threads
 from fake_memory import FakeMemoryDevice
 from folders import ROOT
 from own_process import QUIET, python
@@ -442,19 +441,12 @@ def test_a_copy_from_locked_memory_is_direct_and_from_the_same_array(held: FarDe
 
 def waits_for(device: FakeMemoryDevice, queue: Any, act: Callable[[], object]) -> bool:
     """Whether `act` returns only after the release of this queue, which is the only one that holds its work."""
-    over = threading.Event()
-
-    def run() -> None:
-        act()
-        over.set()
-
-    acting = threading.Thread(target=run)
-    acting.start()
-    waited = not over.wait(0.1)
+    acting = Background(act)
+    acting.join(0.1)
+    waited = acting.is_alive()
     queue.held = False
     device.release()
-    acting.join()
-    assert over.is_set()
+    acting.result()
     return waited
 
 
@@ -567,8 +559,7 @@ def test_two_threads_with_one_array() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in [Background(with_streams), Background(without), Background(without)]:
-            thread.result()
+        in_threads(lambda act: act(), [with_streams, without, without])
     finally:
         sys.setswitchinterval(interval)
         for stream in streams:
@@ -800,8 +791,7 @@ def test_pinned_while_others_lock_and_unlock_overlapping_parts() -> None:
             with arrays.pinned(array[at : at + array.size // 4], device=HOST):
                 pass
 
-    for thread in [Background(lambda seed=seed: lock_at_random(seed)) for seed in range(4)]:  # type: ignore[misc]
-        thread.result()
+    in_threads(lock_at_random, range(4))
     assert [each for each in pinning.regions(HOST) if array.ctypes.data in each] == []
 
 

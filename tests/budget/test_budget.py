@@ -18,7 +18,7 @@ import pytest
 import c_api
 import pinning
 from child_process import run_in_child
-from fake_device import Background, CoarseFakeDevice, FakeDevice
+from fake_device import CoarseFakeDevice, FakeDevice, in_threads
 from folders import SUPPORT
 from own_process import run
 from pinning import InvalidRangeError, LockLimitError, VendorError
@@ -475,9 +475,7 @@ def test_more_than_the_budget_in_turns_by_threads() -> None:
             with pinning.lock(arrays[(first + turn) % 12], device=devices[turn % 2]):
                 assert used() <= fixed + 8 * SIZE
 
-    threads = [Background(lambda first=first: cycle(3 * first)) for first in range(4)]
-    for thread in threads:
-        thread.result()
+    in_threads(cycle, range(0, 12, 3))
     pinning.give_back_idle()
     assert used() == fixed
     assert all(each.locked == {} and each.wrong == [] for each in devices)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import pinning
 from child_process import run_in_child
+from fake_device import Background
 from mapped_memory import PAGE, Memory, locked_pages
 from pinning import VendorError
 from standins.standin import StandIn
@@ -30,11 +30,10 @@ def locked(memory: Memory) -> set[int]:
     return locked_pages(memory.ptr, memory.ptr + 8 * PAGE)
 
 
-def in_thread(standin: StandIn, call: str, act: Callable[..., object], *arguments: object) -> threading.Thread:
+def in_thread(standin: StandIn, call: str, act: Callable[[], object]) -> Background:
     """Start a thread; return once it is inside this C library call."""
     standin.configure(f"delay={call}:{LONG}")
-    thread = threading.Thread(target=act, args=arguments)
-    thread.start()
+    thread = Background(act)
     standin.wait_for(call)
     return thread
 
@@ -59,14 +58,13 @@ def test_an_unlock_that_fails_half_way(standin: StandIn, memory: Memory) -> None
 def test_a_lock_of_a_page_that_is_being_unlocked(standin: StandIn, memory: Memory) -> None:
     ptr = memory.ptr
     DEVICE.data_lock(ptr, 2 * PAGE, None)
-    unlocking = in_thread(standin, "munlock", DEVICE.data_unlock, ptr)
-    locking = threading.Thread(target=DEVICE.data_lock, args=(ptr + PAGE, 2 * PAGE, None))
-    locking.start()
+    unlocking = in_thread(standin, "munlock", lambda: DEVICE.data_unlock(ptr))
+    locking = Background(lambda: DEVICE.data_lock(ptr + PAGE, 2 * PAGE, None))
     DEVICE.data_lock(ptr + 3 * PAGE, PAGE, None)  # a lock of the next page does not wait
     assert DEVICE.is_pinned_ptr(ptr + 3 * PAGE)
     standin.configure()
-    unlocking.join()
-    locking.join()
+    for thread in (unlocking, locking):
+        thread.result()
     assert locked(memory) == {1, 2, 3}
     DEVICE.data_unlock(ptr + PAGE)
     DEVICE.data_unlock(ptr + 3 * PAGE)
@@ -82,10 +80,10 @@ def test_the_child_of_a_process_whose_other_thread_is_locking(standin: StandIn, 
         queue.copy(memory.ptr, memory.ptr + 2 * PAGE, PAGE)
         queue.synchronize()
 
-    thread = in_thread(standin, "mlock", DEVICE.data_lock, memory.ptr, PAGE, None)
+    thread = in_thread(standin, "mlock", lambda: DEVICE.data_lock(memory.ptr, PAGE, None))
     run_in_child(in_child)
     standin.configure()
-    thread.join()
+    thread.result()
     DEVICE.data_unlock(memory.ptr)
 
 

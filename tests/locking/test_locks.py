@@ -23,7 +23,7 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import LOCKED_OFFSET, WAIT, Background, CoarseFakeDevice, FakeDevice
+from fake_device import LOCKED_OFFSET, WAIT, Background, CoarseFakeDevice, FakeDevice, in_threads
 from pinning import (
     InvalidRangeError,
     LockLimitError,
@@ -367,9 +367,7 @@ def test_threads_that_lock_and_unlock_by_buffer(device: FakeDevice) -> None:
             assert not first.held
             pinning.unlock(shared, device=device)  # its own lock, or another thread's: one in total
 
-    threads = [Background(lambda own=own: work(own)) for own in apart]  # type: ignore[misc]
-    for thread in threads:
-        thread.result()
+    in_threads(work, apart)
     assert sum(lock.held for lock in locks) == 1
     (region,) = pinning.regions(device)
     assert region.references == 1

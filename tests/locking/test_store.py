@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import pinning
 from child_process import run_in_child
-from fake_device import FakeDevice
+from fake_device import Background, FakeDevice
 from limits import needs_room_to_lock
 from pinning import VendorError
 from pinning.conformance.faults import eventually
@@ -142,12 +142,10 @@ def test_an_object_in_the_place_of_one_that_is_being_locked(
     with device.stopping("data_lock", old.ctypes.data) as gate:
         use(locks, old)
         assert gate.reached.wait(MINUTE)
-        user = threading.Thread(target=use, args=(locks, new))
-        user.start()
+        user = Background(lambda: use(locks, new))
         assert locked(device) == []
         gate.open()
-        user.join(MINUTE)
-    assert not user.is_alive()
+        user.result()
     wait_for(device, [new])
     assert not caplog.records
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from c_library import libc
+from fake_device import Background
 from mapped_memory import map_apart
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.populate import PIECE, Populating, huge_page_mode, is_resident, populate
@@ -116,10 +117,9 @@ class TestPopulate:
         start = new_memory(size)
         data = view(start, size)
         data[: size // 4] = 7
-        populating = threading.Thread(target=populate, args=(start, size), kwargs={"piece": PAGE})
-        populating.start()
+        populating = Background(lambda: populate(start, size, piece=PAGE))
         data[size // 2 :: PAGE] = 9
-        populating.join()
+        populating.result()
         assert all(resident(start, size))
         assert (data[: size // 4] == 7).all()
         assert (data[size // 2 :: PAGE] == 9).all()

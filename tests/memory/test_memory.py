@@ -21,7 +21,7 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import LOCKED_OFFSET, Background, FakeDevice
+from fake_device import LOCKED_OFFSET, Background, FakeDevice, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import (
     Context,
@@ -305,20 +305,16 @@ def test_freeing_twice(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
 
 
 def test_of_many_threads_that_free_one_succeeds(fake: FakeMemoryDevice) -> None:
+    def free(memory: pinning.Allocation) -> bool:
+        try:
+            memory.free()
+        except InvalidRangeError:
+            return False
+        return True
+
     for _ in range(50):
         memory = pinning.alloc(10, device=fake)
-        outcomes: list[bool] = []
-
-        def free(memory: pinning.Allocation = memory, outcomes: list[bool] = outcomes) -> None:
-            try:
-                memory.free()
-                outcomes.append(True)
-            except InvalidRangeError:
-                outcomes.append(False)
-
-        for thread in [Background(free) for _ in range(4)]:
-            thread.result()
-        assert sorted(outcomes) == [False, False, False, True]
+        assert sorted(in_threads(free, [memory] * 4)) == [False, False, False, True]
 
 
 def test_freeing_by_address(fake: FakeMemoryDevice) -> None:
@@ -658,8 +654,7 @@ def test_many_threads_allocate_and_free(fakes: list[FakeMemoryDevice]) -> None:
             for memory in held:
                 memory.free()
 
-        for thread in [Background(lambda seed=seed: churn(seed)) for seed in range(4)]:  # type: ignore[misc]
-            thread.result()
+        in_threads(churn, range(4))
 
 
 def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:

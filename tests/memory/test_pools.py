@@ -17,7 +17,7 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import LOCKED_OFFSET, Background
+from fake_device import LOCKED_OFFSET, Background, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue, held_device
 from pinning import (
     ArgumentError,
@@ -856,8 +856,7 @@ def test_many_threads_share_a_pool() -> None:
                         assert found == [bytes([number]) * size]
                     del memory
 
-        for thread in [Background(lambda number=number: churn(number)) for number in range(1, 5)]:  # type: ignore[misc]
-            thread.result()
+        in_threads(churn, range(1, 5))
         assert pool.used == 0
         assert 0 < pool.used_high <= pool.reserved_high <= 1 << 20
 
@@ -872,8 +871,7 @@ def test_threads_that_grow_a_pool_at_once_are_each_given_memory(device: FakeMemo
         for memory in held:
             queue.free(memory)
 
-    for thread in [Background(lambda queue=queue: grow(queue)) for queue in queues]:  # type: ignore[misc]
-        thread.result()
+    in_threads(grow, queues)
     for queue in queues:
         queue.close()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from programs import TOOL, kernel_tells
 
 import pinning
 from c_library import c_library, libc
-from fake_device import in_threads
+from fake_device import Background, in_threads
 from mapped_memory import PAGE, READ_WRITE, Memory
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
@@ -348,9 +347,7 @@ def test_two_threads_that_move_one_buffer_make_one_lock(standin: StandIn, memory
 def test_no_lock_is_made_that_a_small_transfer_of_another_thread_crosses(standin: StandIn, memory: Memory) -> None:
     move(memory, 0, 4)
     with runtime.to_device(at(memory, 4) - 8, 16):  # below PINNING_LOCK_MIN_BYTES, and no lock is near
-        mover = threading.Thread(target=move, args=(memory, 0, 4))
-        mover.start()
-        mover.join()
+        Background(lambda: move(memory, 0, 4)).result()
         assert locked(standin, memory) == set()
     move(memory, 0, 4)
     assert locked(standin, memory) == {(0, 4)}
@@ -361,12 +358,11 @@ def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
 ) -> None:
     standin.configure("delay=cuMemHostRegister:50")
     move(memory, 0, 4)
-    mover = threading.Thread(target=move, args=(memory, 0, 4))
-    mover.start()
+    mover = Background(lambda: move(memory, 0, 4))
     standin.wait_for("cuMemHostRegister")
     assert libc.madvise(memory.ptr, PAGE, 4) == 0
     assert locked(standin, memory) == set()
-    mover.join()
+    mover.result()
 
 
 def test_a_lock_of_the_programs_own(standin: StandIn, memory: Memory) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pinning
-from fake_device import WAIT, Background, FakeDevice
+from fake_device import WAIT, Background, FakeDevice, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
 from pinning.conformance.faults import eventually
@@ -463,8 +463,7 @@ def test_threads_that_come_at_once_get_the_same_default_queue() -> None:
 
     together = threading.Barrier(3)
     device = Slow()
-    threads = [Background(lambda: default_queue(device)) for _ in range(3)]
-    queues = [thread.result() for thread in threads]
+    queues = in_threads(default_queue, [device] * 3)
     assert queues[0] is queues[1] is queues[2] is default_queue(device)
     assert device.queues_alive == 1, "the others were given back"
 
@@ -497,8 +496,7 @@ def test_many_threads_submit_at_once() -> None:
             event = queue.submit(lambda vendor, count=count: vendor.mark(count), [event], (Thing(),))
         event.wait()
 
-    for thread in [Background(lambda number=number: submit(number)) for number in range(4)]:  # type: ignore[misc]
-        thread.result()
+    in_threads(submit, range(4))
     assert ran == [200] * 4
     for queue in queues:
         queue.close()
@@ -554,9 +552,7 @@ def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(see
             if draw.random() < 0.2:
                 del known[: draw.randrange(len(alive) + 1)]
 
-    draws = [random.Random(100 * seed + thread) for thread in range(4)]
-    for thread in [Background(lambda draw=draw: submit(draw)) for draw in draws]:  # type: ignore[misc]
-        thread.result()
+    in_threads(submit, [random.Random(100 * seed + thread) for thread in range(4)])
     for queue in queues:
         queue.close()
     assert early == []

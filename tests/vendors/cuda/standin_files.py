@@ -21,6 +21,7 @@ import numpy
 import pytest
 
 import pinning
+from fake_device import Background, in_threads
 from file_copies import *  # noqa: F403
 from file_copies import SIZE, descriptors_of, evict, fetch, held_back
 from noise import noise
@@ -127,14 +128,13 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, second: None, tmp_path: Path, sm
         time.sleep(0.2)
         go.set()
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    interrupting = Background(interrupt)
     with pytest.raises(KeyboardInterrupt):
         if two:
             pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
         else:
             pinning.load_file(path, "cuda:0", queue, framework="pinning")
-    thread.join()
+    interrupting.result()
     held.wait()
     for each in (queue, default_queue("cuda:0"), default_queue("cuda:1")):
         each.synchronize()
@@ -361,14 +361,7 @@ def test_first_saves_at_once_keep_one_arena(
         return arena
 
     monkeypatch.setattr(snapshots, "Arena", make)
-    threads = [
-        threading.Thread(target=lambda i=i: pinning.save_file_async({"a": found}, tmp_path / f"{i}").wait())  # type: ignore[misc]
-        for i in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda i: pinning.save_file_async({"a": found}, tmp_path / f"{i}").wait(), range(2))
     assert sum(not arena.closed for arena in made) == 1
     assert eventually(lambda: trim_snapshots() > 0)
     assert [each for each in made if not each.closed] == []

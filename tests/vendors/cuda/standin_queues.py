@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -44,12 +43,11 @@ def queue(standin: StandIn) -> Iterator[NativeQueue]:
 def test_a_copy_within_the_host_waits_as_the_drivers_does(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory(HOST, DATA), memory(HOST)
     with HeldQueue(queue) as held:
-        thread = threading.Thread(target=queue.copy, args=(target, source, 10))
-        thread.start()
+        thread = Background(lambda: queue.copy(target, source, 10))
         assert held.begun.wait(60)
         assert thread.is_alive()
         held.release()
-        thread.join()
+        thread.result()
         assert host_bytes(target, 10) == DATA[:10]
 
 
@@ -153,26 +151,18 @@ def test_a_stream_of_another_gpu_is_not_adopted(standin: StandIn) -> None:
 
 
 def test_a_gpu_that_is_lost_while_a_thread_waits(standin: StandIn, queue: NativeQueue) -> None:
-    seen: list[VendorError] = []
-
-    def wait() -> None:
-        try:
-            event.wait()
-        except VendorError as error:
-            seen.append(error)
-
     other = GPU.make_queue()
     with HeldQueue(queue) as held:
         assert held.begun.wait(60)  # a lost stream begins no more work
         event = queue.record()
-        thread = threading.Thread(target=wait)
-        thread.start()
+        waiting = Background(event.wait)
         standin.wait_for("cuEventSynchronize")
         standin.configure("lost=cuStreamQuery:1:700")
         with pytest.raises(VendorError):
             other.done()
-        thread.join()
-    assert [(error.call, error.code) for error in seen] == [("cuEventSynchronize", 700)]
+        with pytest.raises(VendorError) as seen:
+            waiting.result()
+    assert (seen.value.call, seen.value.code) == ("cuEventSynchronize", 700)
     standin.configure()
     other.close()
 

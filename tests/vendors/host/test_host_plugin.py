@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 from c_library import libc
 from child_process import run_as_ordinary_user, run_in_child
+from fake_device import in_threads
 from mapped_memory import locked_pages, map_apart
 from pinning import PinnedMap
 from pinning.errors import InvalidRangeError, LockLimitError, VendorError
@@ -223,7 +223,6 @@ class TestThreads:
         """The pages of a range are locked while a thread holds it; at the end exactly those still held are locked."""
         arena = Arena(12)
         held: list[list[Range]] = [[] for _ in range(4)]
-        wrong: list[str] = []
 
         def work(number: int) -> None:
             chance = random.Random(seed * 100 + number)
@@ -240,16 +239,9 @@ class TestThreads:
                         continue
                     device.data_lock(ptr, size, None)
                     mine.append((ptr, size))
-                missing = pages_of(mine, arena) - arena.locked
-                if missing:
-                    wrong.append(f"thread {number} holds {sorted(missing)}, which are not locked")
+                assert pages_of(mine, arena) <= arena.locked
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        in_threads(work, range(4))
         everything = [each for mine in held for each in mine]
         assert everything
         assert arena.locked == pages_of(everything, arena)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 
 import pytest
 
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
 from pinning_hsa import plugin
@@ -81,11 +81,10 @@ def test_ctrl_c_during_a_copy_waits_for_the_gpu(standin: StandIn) -> None:
         standin.configure()
 
     ended: list[str] = []
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
+    interrupting = Background(interrupt)
     with pytest.raises(KeyboardInterrupt):
         DEVICE.copy(there, memory.ptr, PAGE)
-    interrupting.join()
+    interrupting.result()
     assert ended == ["wait"]
     DEVICE.free(there)
     DEVICE.data_unlock(memory.ptr)

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from own_process import run
 from pinning.conformance.allocations import DATA, Allocations
@@ -445,11 +446,10 @@ def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
         standin.wait_for(COPY)
         os.kill(os.getpid(), 2)
 
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
+    interrupting = Background(interrupt)
     with pytest.raises(KeyboardInterrupt):
         queue.copy(there, source, 10)
-    interrupting.join()
+    interrupting.result()
     assert not queue.done()
     standin.configure()
     queue.synchronize()
