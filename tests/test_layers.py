@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from installed import tool
 from pinning.build import library_dirs
 from pinning.plugin import native
 
@@ -422,23 +423,10 @@ HEADERS = sorted(path for folder in header_folders(ROOT) for path in folder.glob
 @pytest.mark.slow
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
 def test_a_header_compiles_alone_and_without_python(header: Path) -> None:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler: apt-get install g++")
+    compiler = tool("c++", "apt-get install g++")
     folders = [f"-I{folder}" for folder in header_folders(ROOT)]
-    command = [
-        compiler,
-        "-std=c++20",
-        "-Wall",
-        "-Wextra",
-        "-fsyntax-only",
-        "-x",
-        "c++",
-        *folders,
-        "-include",
-        header,
-        "/dev/null",
-    ]
+    strict = ["-std=c++20", "-Wall", "-Wextra", "-fsyntax-only", "-x", "c++"]
+    command = [compiler, *strict, *folders, "-include", header, "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

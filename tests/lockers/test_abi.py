@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from installed import ROOT
 from standins import libcuda, libhip, libhsa, libur
-from standins.standin import Driver, MissingError
+from standins.abi import checks_with
+from standins.standin import Driver
 
 PROGRAM = r"""
 #include <cstddef>
@@ -108,19 +108,14 @@ VENDORS: dict[str, tuple[Driver, str, str]] = {
 
 def compiled(vendor: str, folder: Path, header: str | None = None) -> subprocess.CompletedProcess[str]:
     driver, include, more = VENDORS[vendor]
-    compiler = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
-    try:
-        includes = [f"-isystem{folder}" for folder in driver.includes()]
-    except MissingError as missing:
-        pytest.skip(str(missing))
+    command = checks_with(driver)
     if header:
         (folder / f"{vendor}_abi.hpp").write_text(header)
     text = PROGRAM.replace("@INCLUDE@", include).replace("@MORE@", more)
     source = folder / "abi.cpp"
     source.write_text(text.replace("@VENDOR@", vendor).replace("@UPPER@", vendor.upper()))
-    places = [f"-I{folder}", f"-I{ROOT / 'native' / 'vendors' / vendor}", *includes]
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-w", *driver.options, *places, str(source)]
-    return subprocess.run(command, text=True, capture_output=True)
+    places = [f"-I{folder}", f"-I{ROOT / 'native' / 'vendors' / vendor}"]
+    return subprocess.run([*command, "-w", *places, source], text=True, capture_output=True)
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from programs import SOURCES, TOOL
 
+from installed import tool
+
 Build = Callable[..., Path]
 WAYS = [
     "memory",
@@ -36,7 +38,7 @@ WAYS = [
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compiles a C source, once for each name; with ``-shared`` into a library."""
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     folder = tmp_path_factory.mktemp("harmless")
 
     def build(source: str, name: str, *options: object) -> Path:

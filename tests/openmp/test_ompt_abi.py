@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from installed import tool
 
 OWN = Path(__file__).parents[2] / "native/tool/openmp/ompt.hpp"
 NAME = r"\bompt_\w+"
@@ -23,9 +24,7 @@ def header() -> Path:
 
 def test_types_enumerators_and_callbacks_are_the_same(tmp_path: Path) -> None:
     """Compile each of the two headers in a program of its own that prints its facts, and compare the output."""
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs c++: apt-get install g++")
+    compiler = tool("c++", "apt-get install g++")
     text = re.sub(r"//.*", "", OWN.read_text())
     enumerators = re.findall(r"^\s+(ompt_\w+) = ", text, re.MULTILINE)
     types = re.findall(r"^typedef .*?\b(ompt_\w+_t)\b", text, re.MULTILINE)

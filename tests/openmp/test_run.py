@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +21,8 @@ from programs import (
     tidied,
     where_the_runtime_is,
 )
+
+from installed import tool
 
 NEVER = "pinning: nothing was staged or locked: "
 
@@ -104,7 +105,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, option: str) 
 
 
 def compiled_by_gcc(folder: Path, construct: str) -> Path:
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     source, built = folder / f"{construct}.c", folder / construct
     source.write_text(
         f'#include <stdio.h>\nint main(void) {{\n#pragma omp {construct}\n{{}}\nprintf("done"); return 0; }}'
@@ -142,7 +143,7 @@ def test_a_program_that_gcc_compiled_to_offload(tmp_path: Path) -> None:
 
 
 def test_a_program_that_no_library_can_be_loaded_into(tmp_path: Path) -> None:
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     source, built = tmp_path / "program.c", tmp_path / "program"
     source.write_text('#include <stdio.h>\nint main(void) { puts("done"); return 3; }')
     if subprocess.run([compiler, "-static", source, "-o", built]).returncode:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from programs import SOURCES
 
+from installed import tool
+
 ROOT = Path(__file__).parents[2]
 TOOL_SOURCES = [
     source
@@ -28,9 +30,7 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_transfer_crosses_a_lock_whatever_others_do(variant: str, tmp_path: Path) -> None:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++: apt-get install g++")
+    compiler = tool("g++", "apt-get install g++")
     flags = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
     includes = [f"-I{ROOT / folder}" for folder in ("native/tool", "native/include", "pagetable/include")]
     empty = tmp_path / "empty.cpp"

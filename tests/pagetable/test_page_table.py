@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import numpy
 import pytest
 
 import pagetable
+from installed import tool
 from pagetable import AbsentError, OverlapError, PageTable, RangeError, Region
 
 PAGE = 4096
@@ -523,9 +523,7 @@ int main(int, char** arguments) {
 
 @pytest.fixture(scope="session")
 def resident_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler: apt-get install g++")
+    compiler = tool("c++", "apt-get install g++")
     folder = tmp_path_factory.mktemp("resident")
     source, program = folder / "resident.cpp", folder / "resident"
     source.write_text(RESIDENT)

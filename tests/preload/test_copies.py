@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import pinning
+from installed import tool
 from standins.libcuda import DRIVER, includes
 from standins.standin import Driver, MissingError
 
@@ -86,7 +86,7 @@ def run_script(
 
 def compile_for_the_driver(standin: Path, source: Path, program: Path, *options: str) -> None:
     """Compile a program that is linked with the stand-in, or skip the test."""
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     needs_two_processors()
     try:
         folders = [f"-isystem{folder}" for folder in includes()]

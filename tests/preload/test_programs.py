@@ -9,16 +9,17 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import pinning
+from installed import tool
 from pinning.cli.status import status_of
+from pinning.conformance.faults import eventually
 from standins.libcuda import DRIVER
-from standins.standin import Driver, MissingError
+from standins.standin import Driver
 
 TOOL = pinning.build.library_dirs()[0] / "libpinning_run.so"
 PROGRAM = [sys.executable, "-P", str(Path(__file__).parent / "plain_copies.py")]
@@ -61,20 +62,13 @@ int main(void) {
 def environment(build: Callable[[Driver], Path]) -> dict[str, str]:
     if len(os.sched_getaffinity(0)) == 1:
         pytest.skip("needs two processors: with one nothing is staged")
-    try:
-        plain = DRIVER.environment(build(DRIVER), "", dict(os.environ))
-    except MissingError as error:
-        pytest.skip(str(error))
-    return {**plain, "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
+    return {**DRIVER.environment(build(DRIVER)), "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
 
 
-def report(environment: dict[str, str], *what: str, **variables: str) -> str:
+def report(environment: dict[str, str], *what: str, before: Callable[[], None] | None = None) -> str:
+    variables = {**environment, "PINNING_REPORT": "-"}
     done = subprocess.run(
-        [*PROGRAM, *what],
-        env={**environment, "PINNING_REPORT": "-", **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [*PROGRAM, *what], env=variables, preexec_fn=before, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
     return done.stderr
@@ -125,7 +119,7 @@ def test_the_bytes_show_while_the_program_runs(environment: dict[str, str]) -> N
 
 def test_threads_sleep_where_the_clock_stands_still(environment: dict[str, str], tmp_path: Path) -> None:
     """As under libfaketime. A thread that spins is never asleep."""
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     source, frozen = tmp_path / "frozen.c", tmp_path / "frozen.so"
     source.write_text("""#include <time.h>
 int clock_gettime(clockid_t clock, struct timespec *time) {
@@ -148,22 +142,14 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
                 tasks = list(Path(f"/proc/{started.pid}/task").iterdir())
                 assert len(tasks) > 1
                 for task in tasks:
-                    wait_until(lambda task=task: ") S " in (task / "stat").read_text())  # type: ignore[misc]
+                    assert eventually(lambda task=task: ") S " in (task / "stat").read_text())
             finally:
                 started.kill()
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if done():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it is not so within a minute")
-
-
 def test_a_program_with_a_thread_sanitizer_reports_no_race(environment: dict[str, str], tmp_path: Path) -> None:
     """Which sees the copies of our threads, but not the order that they keep. The device's own copies it never sees."""
-    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    compiler = tool("gcc", "apt-get install gcc")
     source, program, suppressed = tmp_path / "program.c", tmp_path / "program", tmp_path / "suppressed"
     source.write_text(RACES)
     suppressed.write_text("called_from_lib:libcuda.so.1\n")
@@ -180,16 +166,8 @@ def test_a_program_with_a_thread_sanitizer_reports_no_race(environment: dict[str
 
 def test_a_process_without_descriptors(environment: dict[str, str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    done = subprocess.run(
-        [*PROGRAM, "full"],
-        env={**environment, "PINNING_REPORT": "-"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, most)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
-    assert "copied to devices" in done.stderr
+    said = report(environment, "full", before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, most)))
+    assert "copied to devices" in said
 
 
 def test_a_process_that_is_traced(environment: dict[str, str]) -> None:

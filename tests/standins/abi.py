@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from installed import tool
 from standins.standin import Driver, MissingError
 
 VENDORS = Path(__file__).parents[2] / "native" / "vendors"
@@ -45,15 +45,18 @@ namespace pinning::@VENDOR@ {
 """
 
 
-def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[str], folder: Path) -> None:
-    """Compile `lists`, which are lists of native/vendors/<vendor>/<vendor>_abi.hpp, against the vendor's headers."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if not compiler:
-        pytest.skip("needs a C++ compiler: apt-get install g++")
+def checks_with(driver: Driver) -> list[str]:
+    """The command that compiles C++ against a vendor's headers and makes nothing; skips the test if there is none."""
     try:
         folders = [f"-isystem{include}" for include in driver.includes()]
     except MissingError as missing:
         pytest.skip(str(missing))
+    return [tool("c++", "apt-get install g++"), "-std=c++20", "-fsyntax-only", *driver.options, *folders]
+
+
+def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[str], folder: Path) -> None:
+    """Compile `lists`, which are lists of native/vendors/<vendor>/<vendor>_abi.hpp, against the vendor's headers."""
+    command = checks_with(driver)
     words = {
         "HEADERS": "\n".join(f"#include <{header}>" for header in headers),
         "ABI": str(VENDORS / vendor / f"{vendor}_abi.hpp"),
@@ -65,6 +68,5 @@ def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[s
         text = text.replace(f"@{word}@", value)
     source = folder / "abi.cpp"
     source.write_text(text)
-    command = [compiler, "-std=c++20", "-fsyntax-only", *driver.options, *folders, str(source)]
-    done = subprocess.run(command, text=True, capture_output=True)
+    done = subprocess.run([*command, source], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
