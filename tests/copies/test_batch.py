@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pinning
+from batches import check_batch
 from fake_memory import FakeMemoryDevice, FakeQueue
 from limits import needs_room_to_lock
 from noise import noise
@@ -46,31 +47,17 @@ def cuts(count: int) -> st.SearchStrategy[list[int]]:
 @given(
     sizes=cuts(8),
     seed=st.integers(0, 2**16),
-    locked=st.sampled_from([(), (0, 1000), (5000, 30000), (0, SIZE)]),
+    locked=st.sampled_from([(0, 0), (0, 1000), (5000, 30000), (0, SIZE)]),
     inwards=st.booleans(),
 )
 def test_a_batch_is_what_numpy_would_copy(
     queue: pinning.Queue, sizes: list[int], seed: int, locked: tuple[int, int], inwards: bool
 ) -> None:
     draw = numpy.random.default_rng(seed)
-    host, there = noise(SIZE, seed), noise(SIZE, seed + 1)
-    ends = numpy.cumsum(sizes)
-    to = (ends - sizes).tolist()
-    origin = [int(draw.integers(0, SIZE - size + 1)) for size in sizes]
-    with pinning.alloc(SIZE, device="host:0") as device:
-        pinning.copy(device, there, queue=queue)
-        source, target = (host, there) if inwards else (there, host)
-        expected = target.copy()
-        for a, b, size in zip(to, origin, sizes, strict=True):
-            expected[a : a + size] = source[b : b + size]
-        held = pinning.lock(host[slice(*locked)], device="host:0") if locked else None
-        far, near = (device, host) if inwards else (host, device)
-        pinning.copy_batch(addresses(far, to), addresses(near, origin), sizes, queue=queue)
-        if held:
-            held.unlock()
-        if inwards:
-            pinning.copy(target, device, queue=queue)
-    assert (target == expected).all()
+    parts = numpy.array(sizes)
+    origin = numpy.array([draw.integers(0, SIZE - size + 1) for size in sizes])
+    ends = noise(SIZE, seed), noise(SIZE, seed + 1)
+    check_batch(queue, *ends, numpy.cumsum(parts) - parts, origin, parts, inwards, slice(*locked))
 
 
 def test_buffers_and_their_own_sizes(queue: pinning.Queue) -> None:

@@ -395,6 +395,20 @@ def locked_when_submitted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], 
     monkeypatch.setattr(FakeQueue, method, copy)
 
 
+def locked_at_first(
+    monkeypatch: pytest.MonkeyPatch, part: Any, device: FakeMemoryDevice, method: str = "copy"
+) -> list[pinning.Lock]:
+    """Have a part locked just before the vendor checks the first copy; its lock comes into the list."""
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(part, device=device))
+
+    locked_when_submitted(monkeypatch, act, method)
+    return locks
+
+
 @pytest.mark.parametrize("to_device", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_part_is_locked_while_a_copy_is_submitted(
@@ -402,11 +416,6 @@ def test_a_part_is_locked_while_a_copy_is_submitted(
 ) -> None:
     """Also if nothing is locked any more when the copy is planned again."""
     array, other = noise(SIZE), noise(SIZE, 2)
-    locks: list[pinning.Lock] = []
-
-    def act(number: int) -> None:
-        if number == 0:
-            locks.append(pinning.lock(array[100:200], device=device))
 
     def forget(call: Any, *arguments: Any) -> None:
         try:
@@ -418,7 +427,7 @@ def test_a_part_is_locked_while_a_copy_is_submitted(
     check = FakeQueue._check_borders
     with pinning.alloc(SIZE, device=device) as there:
         pinning.copy(there, other, queue=queue)
-        locked_when_submitted(monkeypatch, act)
+        locks = locked_at_first(monkeypatch, array[100:200], device)
         monkeypatch.setattr(FakeQueue, "_check_borders", forget)
         copy = pinning.copy(there, array, queue=queue) if to_device else pinning.copy(array, there, queue=queue)
         assert copy.path == "plain"
@@ -492,16 +501,10 @@ def test_a_wait_list_is_gone_through_once(
 ) -> None:
     """A copy that is submitted a second time waits for the same events as the first time."""
     array = noise(SIZE)
-    locks: list[pinning.Lock] = []
-
-    def act(number: int) -> None:
-        if number == 0:
-            locks.append(pinning.lock(array[100:200], device=device))
-
     with pinning.alloc(SIZE, device=device) as there, pinning.Queue(device, order="out_of_order") as other:
         device.queues[0].held = True
         first = queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", SIZE))
-        locked_when_submitted(monkeypatch, act)
+        locks = locked_at_first(monkeypatch, array[100:200], device)
         copy = pinning.copy_async(there, array, queue=other, wait_for=iter([first]))
         assert not copy.done()
         device.let_go()
@@ -514,13 +517,7 @@ def test_a_part_is_locked_while_rows_are_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array = noise(10 * 100).reshape(10, 100)
-    locks: list[pinning.Lock] = []
-
-    def act(number: int) -> None:
-        if number == 0:
-            locks.append(pinning.lock(array.reshape(-1)[330:700], device=device))
-
-    locked_when_submitted(monkeypatch, act, "copy_2d")
+    locks = locked_at_first(monkeypatch, array.reshape(-1)[330:700], device, "copy_2d")
     with pinning.alloc(10 * 40, device=device) as there:
         pinning.copy_2d(there, 40, array, 100, 40, 10, queue=queue)
         assert bytes_at(there.ptr, 400) == array[:, :40].tobytes()

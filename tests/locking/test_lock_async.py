@@ -29,6 +29,7 @@ from pinning import (
     PinningError,
     VendorError,
 )
+from pinning.conformance.faults import eventually
 
 PIECE = 1 << 16
 PIECES = 5
@@ -304,10 +305,7 @@ def test_one_that_is_dropped_warns_and_is_undone(device: FakeDevice, buffer: np.
             del pending
             gc.collect()
         gate.open()
-    end = time.monotonic() + WAIT
-    while device.locked and time.monotonic() < end:
-        time.sleep(0.001)
-    assert device.locked == {}
+    assert eventually(lambda: device.locked == {})
 
 
 def test_a_lock_that_nobody_has_fetched_warns(device: FakeDevice, buffer: np.ndarray) -> None:
@@ -317,11 +315,8 @@ def test_a_lock_that_nobody_has_fetched_warns(device: FakeDevice, buffer: np.nda
         time.sleep(0.001)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        end = time.monotonic() + WAIT
         del pending
-        while device.locked and time.monotonic() < end:  # the thread drops the last reference
-            gc.collect()
-            time.sleep(0.001)
+        assert eventually(lambda: gc.collect() >= 0 and not device.locked)  # the thread drops the last reference
     assert any(issubclass(each.category, ResourceWarning) for each in told)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from programs import TOOL, kernel_tells
 
 from c_library import c_library, libc
 from mapped_memory import PAGE, READ_WRITE, Memory
+from pinning.conformance.faults import eventually
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
 
@@ -116,10 +116,7 @@ class Program(RuleBasedStateMachine):
     @rule(place=places)
     def free_where_the_tool_does_not_see_it(self, place: Range) -> None:
         pages = self.replace(unseen, place)
-        until = time.monotonic() + 60
-        while any(meet(region, pages) for region in self.locked()):
-            assert time.monotonic() < until, "nobody unlocks what has gone"
-            time.sleep(0.001)
+        assert eventually(lambda: not any(meet(region, pages) for region in self.locked())), "it stays locked"
 
     def replace(self, library: ctypes.CDLL, place: Range) -> Range:
         start = self.memory.ptr + place[0] // PAGE * PAGE

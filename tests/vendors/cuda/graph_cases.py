@@ -19,6 +19,7 @@ from captures import MODES, CaptureLostError, Graph
 
 import pinning
 from fake_device import Background
+from pinning.conformance.faults import eventually
 from pinning.queues.graphs import graphs_alive
 
 PAGE, SMALL, LARGE = 4096, 4096, 16 << 20
@@ -69,10 +70,7 @@ def case(queue: pinning.Queue) -> Iterator[Case]:
 def ended(thing: Graph) -> None:
     """Destroy the graph, and wait until everything that it kept, or could not keep, is released."""
     thing.close()
-    end = time.monotonic() + 60
-    while graphs_alive() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not graphs_alive()
+    assert eventually(lambda: not graphs_alive())
 
 
 def test_a_copy_of_locked_memory_reads_it_at_each_launch(case: Case, mode: str) -> None:

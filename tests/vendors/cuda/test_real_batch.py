@@ -7,13 +7,14 @@ import numpy
 import pytest
 
 import pinning
+from batches import check_batch
 from noise import noise
 
 SIZE = 32 << 20
 
 
 @pytest.mark.parametrize("inwards", [True, False])
-@pytest.mark.parametrize("locked", [(), (0, SIZE), (12345, SIZE // 2 + 7)])
+@pytest.mark.parametrize("locked", [(0, 0), (0, SIZE), (12345, SIZE // 2 + 7)])
 @pytest.mark.parametrize("engine", ["auto", "copy", "kernel"])
 @pytest.mark.parametrize("step", [1, 4, 8, 16, 4096])
 def test_a_batch_is_what_numpy_would_copy(
@@ -24,23 +25,8 @@ def test_a_batch_is_what_numpy_would_copy(
     sizes = -(-sizes // step) * step
     to = numpy.cumsum(sizes) - sizes
     origin = draw.integers(0, (SIZE - sizes) // step) * step
-    host, there = noise(SIZE, step), noise(SIZE, step + 1)
-    source, target = (host, there) if inwards else (there, host)
-    expected = target.copy()
-    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
-        expected[a : a + size] = source[b : b + size]
-    with pinning.alloc(SIZE, device=queue.device) as device:
-        pinning.copy(device, there, queue=queue)
-        held = pinning.lock(host[slice(*locked)], device=queue.device) if locked else None
-        near, far = numpy.uint64(host.ctypes.data), numpy.uint64(device.ptr)
-        bases = (far, near) if inwards else (near, far)
-        ends = bases[0] + to.astype(numpy.uint64), bases[1] + origin.astype(numpy.uint64)
-        pinning.copy_batch(*ends, sizes, queue=queue, engine=engine)  # type: ignore[arg-type]
-        if held:
-            held.unlock()
-        if inwards:
-            pinning.copy(target, device, queue=queue)
-    assert (target == expected).all()
+    ends = noise(SIZE, step), noise(SIZE, step + 1)
+    check_batch(queue, *ends, to, origin, sizes, inwards, slice(*locked), engine=engine)
 
 
 @pytest.mark.parametrize("inwards", [True, False])
@@ -52,17 +38,5 @@ def test_every_alignment_of_one_end_to_the_other(queue: pinning.Queue, inwards: 
     sizes += draw.integers(0, 33, sizes.size)
     to = numpy.arange(sizes.size) * room + a
     origin = draw.permutation(sizes.size) * room + b
-    source, target = noise(sizes.size * room, 1), noise(sizes.size * room, 2)
-    expected = target.copy()
-    for start, begin, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
-        expected[start : start + size] = source[begin : begin + size]
-    host, there = (source, target) if inwards else (target, source)
-    with pinning.alloc(there.nbytes, device=queue.device) as device, pinning.locked(host, device=queue.device):
-        pinning.copy(device, there, queue=queue)
-        near, far = numpy.uint64(host.ctypes.data), numpy.uint64(device.ptr)
-        bases = (far, near) if inwards else (near, far)
-        ends = bases[0] + to.astype(numpy.uint64), bases[1] + origin.astype(numpy.uint64)
-        pinning.copy_batch(*ends, sizes, queue=queue, engine="kernel")
-        if inwards:
-            pinning.copy(target, device, queue=queue)
-    assert (target == expected).all()
+    ends = noise(sizes.size * room, 1), noise(sizes.size * room, 2)
+    check_batch(queue, *ends, to, origin, sizes, inwards, slice(None), engine="kernel")

@@ -24,6 +24,7 @@ from fake_device import Background
 from mapped_memory import PAGE, Memory
 from own_process import run
 from pinning.conformance.allocations import DATA, Allocations
+from pinning.conformance.faults import eventually
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryKind
@@ -384,10 +385,7 @@ def test_failed_work_is_released_without_the_garbage_collector(standin: StandIn,
     gc.disable()
     try:
         work(GPU.make_queue())
-        end = time.monotonic() + 10
-        while live()["signals"] and time.monotonic() < end:
-            time.sleep(0.001)
-        assert live()["signals"] == 0
+        assert eventually(lambda: live()["signals"] == 0)
     finally:
         gc.enable()
 
