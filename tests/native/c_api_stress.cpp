@@ -17,18 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include "expect.hpp"
+
 namespace {
 
-[[noreturn]] void fail(std::string const& what) {
-  std::printf("VIOLATION: %s (%s)\n", what.c_str(), pinning_last_error());
-  std::fflush(stdout);
-  std::_Exit(1);
-}
-void expect(bool holds, char const* what) {
-  if (!holds) fail(what);
-}
 void ok(pinning_status status) {
-  if (status != PINNING_OK) fail(pinning_error_string(status));
+  if (status != PINNING_OK) fail(std::string(pinning_error_string(status)) + " (" + pinning_last_error() + ")");
 }
 
 constexpr std::size_t page = 4096, slice = 3000, threads = 3;  // slices of two threads share pages

@@ -22,12 +22,9 @@
 #include <utility>
 #include <vector>
 
-namespace {
+#include "expect.hpp"
 
-void fail(char const* what) {
-  std::printf("FAILED: %s\n", what);
-  std::exit(1);
-}
+namespace {
 
 constexpr unsigned warp = 32;
 

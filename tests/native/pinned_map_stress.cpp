@@ -358,12 +358,18 @@ void a_registrar_goes_while_it_is_added() {
 /// Time for a thread to reach the point where it waits. Too short a time may hide a fault, but reports no false one.
 void let_others_run() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
+/// A thread that has begun a call of the vendor at `ptr`, which stops until `release`.
+std::jthread stopped_at(Address ptr, Vendor& vendor, auto act) {
+  vendor.hold(ptr);
+  std::jthread thread(std::move(act));
+  vendor.wait_for_caller();
+  return thread;
+}
+
 void one_call_for_two_threads() {
   Vendor vendor;
   PinnedMap map(vendor);
-  vendor.hold(0x1000);
-  std::jthread first([&] { map.lock(0x1000, 0x1000); });
-  vendor.wait_for_caller();
+  std::jthread first = stopped_at(0x1000, vendor, [&] { map.lock(0x1000, 0x1000); });
   std::jthread same([&] { map.lock(0x1000, 0x1000); });
   std::jthread part([&] { map.lock(0x1800, 0x10); });
   let_others_run();
@@ -403,10 +409,8 @@ void as_many_locks_as_can_be_counted() {
 void the_next_tries_when_the_first_fails() {
   Vendor vendor;
   PinnedMap map(vendor);
-  vendor.hold(0x1000);
   bool refused = false;
-  std::jthread first([&] { refused = throws<Refused>([&] { map.lock(0x1000, 0x1000); }); });
-  vendor.wait_for_caller();
+  std::jthread first = stopped_at(0x1000, vendor, [&] { refused = throws<Refused>([&] { map.lock(0x1000, 0x1000); }); });
   std::jthread straddling([&] { map.lock(0x1800, 0x1000); });  // fine once the other is refused
   let_others_run();
   vendor.release(true);
@@ -418,10 +422,8 @@ void lock_while_the_last_unlock_is_under_way(bool failing) {
   Vendor vendor;
   PinnedMap map(vendor);
   map.lock(0x1000, 0x1000);
-  vendor.hold(0x1000);
   bool refused = false;
-  std::jthread last([&] { refused = throws<Refused>([&] { map.unlock(0x1000); }); });
-  vendor.wait_for_caller();
+  std::jthread last = stopped_at(0x1000, vendor, [&] { refused = throws<Refused>([&] { map.unlock(0x1000); }); });
   expect(!map.find(0x1000), "a range is found while the vendor unlocks it");
   std::jthread next([&] { map.lock(0x1000, 0x1000); });
   let_others_run();
@@ -436,9 +438,7 @@ void clear_waits_or_leaves() {
     Vendor vendor;
     PinnedMap map(vendor);
     map.lock(0x9000, 1);
-    vendor.hold(0x1000);
-    std::jthread slow([&] { map.lock(0x1000, 0x1000); });
-    vendor.wait_for_caller();
+    std::jthread slow = stopped_at(0x1000, vendor, [&] { map.lock(0x1000, 0x1000); });
     std::jthread clearing([&] { map.clear(waits); });
     if (!waits) clearing.join();
     let_others_run();
@@ -453,10 +453,8 @@ void unlock_while_another_unlocks() {
   Vendor vendor;
   PinnedMap map(vendor);
   map.lock(0x1000, 0x1000);
-  vendor.hold(0x1000);
   bool locked = true;
-  std::jthread last([&] { map.unlock(0x1000); });
-  vendor.wait_for_caller();
+  std::jthread last = stopped_at(0x1000, vendor, [&] { map.unlock(0x1000); });
   std::jthread late([&] { locked = !throws<pinning::NotLocked>([&] { map.unlock(0x1000); }); });
   let_others_run();
   vendor.release();
@@ -466,11 +464,6 @@ void unlock_while_another_unlocks() {
 
 /// A lock in pieces whose second piece is in the vendor's call.
 struct Growth {
-  Growth() {
-    vendor.hold(0x2000);
-    thread = std::jthread([this] { lock(); });
-    vendor.wait_for_caller();
-  }
   void lock() {
     try {
       map.lock(0x1000, 0x4000, {}, 0x1000);
@@ -488,7 +481,7 @@ struct Growth {
   bool ended = false, left = false;
   Vendor vendor;
   PinnedMap map{vendor};
-  std::jthread thread;
+  std::jthread thread = stopped_at(0x2000, vendor, [this] { lock(); });
 };
 
 void the_lock_that_is_being_taken_is_not_taken_away() {
@@ -597,9 +590,8 @@ void memory_leaves_while_it_is_locked() {
   for (bool const failing : {true, false}) {
     Vendor vendor;
     PinnedMap map(vendor);
-    vendor.hold(0x1000);
     bool refused = false, left = false;
-    std::jthread locks([&] {
+    std::jthread locks = stopped_at(0x1000, vendor, [&] {
       try {
         map.lock(0x1000, 0x1000);
       } catch (Refused const&) {
@@ -608,7 +600,6 @@ void memory_leaves_while_it_is_locked() {
         left = true;
       }
     });
-    vendor.wait_for_caller();
     map.invalidate(0x1000, 1);
     vendor.release(failing);
     locks.join();
@@ -622,10 +613,8 @@ void memory_leaves_and_the_vendor_refuses() {
   Vendor vendor;
   PinnedMap map(vendor);
   Hold const hold = map.lock(0x1000, 0x1000);
-  vendor.hold(0x1000);
   map.invalidate(0x1000, 0x1000);
-  std::jthread undoes([&] { map.drain_invalidations(); });
-  vendor.wait_for_caller();
+  std::jthread undoes = stopped_at(0x1000, vendor, [&] { map.drain_invalidations(); });
   vendor.release(true);
   undoes.join();
   expect(throws<pinning::StillLocked>([&] { map.lock(0x1000, 1); }), "locked over a registration that the vendor still has");
@@ -720,15 +709,13 @@ void a_lock_waits_for_the_room_that_an_unlock_makes() {
     auto going = std::make_unique<PinnedMap>(one, budget);
     Hold const hold = going->lock(0x1000, 0x1000);
     if (idle) going->unlock(hold, true);
-    one.hold(0x1000);
-    std::jthread unlocking([&] {
+    std::jthread unlocking = stopped_at(0x1000, one, [&] {
       if (idle) {
         budget.give_back(1);
       } else {
         going->unlock(hold);
       }
     });
-    one.wait_for_caller();
     std::jthread locking([&] { map.lock(0x8000, 0x1000); });
     std::jthread destroying([&] {
       if (idle) going.reset();
