@@ -52,18 +52,6 @@ def test_unrelated_work_overtakes_in_an_out_of_order_queue() -> None:
         third.wait()
 
 
-def test_a_barrier(device: FakeMemoryDevice) -> None:
-    with Queue(device) as one, Queue(device, "out_of_order") as other:
-        first = one.submit(work)
-        other.wait_for(first)
-        events = [other.submit(work) for _ in range(5)]
-        for queue in device.queues[1:]:
-            device.release(queue=queue)
-            assert queue.done_steps == []
-        device.let_go()
-        assert all(event._comes_after(first._point) for event in events if first._point)
-
-
 def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device: FakeMemoryDevice) -> None:
     with Queue(device, "out_of_order") as queue:
         events = [queue.submit(work) for _ in range(20)]  # more than it has lanes
