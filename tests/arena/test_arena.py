@@ -126,6 +126,16 @@ def test_it_is_locked_for_several_devices_or_none(device: FakeDevice) -> None:
             arena.device_ptr_of(arena.ptr)
 
 
+def test_only_what_is_locked_for_all_devices_is_progress() -> None:
+    slow = SlowDevice(1, SIZE // 2)
+    with Arena(SIZE, [slow, FakeDevice("fake:1")]) as arena:
+        assert slow.reached.wait(WAIT)
+        assert (len(slow.locked), arena.progress) == (1, 0)
+        slow.opened.set()
+        arena.wait(timeout=WAIT)
+        assert arena.progress == SIZE
+
+
 def test_a_unit_is_in_one_piece(device: FakeDevice) -> None:
     unit = 20 << 20
     with Arena(6 * unit, device, unit=unit) as arena:

@@ -166,6 +166,17 @@ def test_without_descriptors_an_error_says_so_and_nothing_of_that_is_kept() -> N
     run_in_child(child)
 
 
+def test_a_plugin_that_lacked_a_descriptor_is_loaded_again(install: Install) -> None:
+    moment = "import errno, sys\nif not hasattr(sys, 'had'):\n  sys.had = 1\n  raise OSError(errno.EMFILE, 'many')\n"
+    install("scarce", moment + SOUND.format(name="scarce", count=1))
+    try:
+        with pytest.raises(PluginUnavailableError, match="ulimit -n"):
+            pinning.device("scarce:0")
+        assert pinning.device("scarce:0") in pinning.devices()
+    finally:
+        del sys.had  # type: ignore[attr-defined]
+
+
 def test_a_third_partys_plugin_is_found_and_no_other_is_loaded_for_it(install: Install) -> None:
     install("zebra", SOUND.format(name="zebra", count=2))
     install("ape", SOUND.format(name="ape", count=1))

@@ -282,6 +282,13 @@ static void registrars(pinning_map *map) {
   GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
   GIVES(PINNING_OK, pinning_unlock(map, memory));
   EXPECT(book.calls == 2);
+  const pinning_registrar in_pieces = {sizeof in_pieces, &book, "card", 60, book_add, book_remove};
+  book.refuse = PINNING_OK;
+  GIVES(PINNING_OK, pinning_add_registrar(map, &in_pieces));
+  GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
+  EXPECT(book.start == memory + 60 && book.size == 40 && book.calls == 4);
+  GIVES(PINNING_OK, pinning_unlock(map, memory));
+  GIVES(PINNING_OK, pinning_remove_registrar(map, &book));
 }
 
 static void mappings(pinning_map *map) {

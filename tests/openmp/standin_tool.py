@@ -120,6 +120,20 @@ def test_advice_that_keeps_the_pages_keeps_the_lock(standin: StandIn, memory: Me
     assert locked(standin, memory) == {(0, 4)}
 
 
+def test_an_unlock_waits_for_transfers_that_began_while_another_was_waiting(standin: StandIn, memory: Memory) -> None:
+    for first in (0, 8):
+        move(memory, first, 4, times=2)
+    standin.configure("delay=cuCtxSynchronize:60000")
+    unmapping = Background(lambda: memory.unmap(0))
+    standin.wait_for("cuCtxSynchronize")
+    move(memory, 8, 4)
+    standin.configure()
+    unmapping.result()
+    assert locked(standin, memory) == {(8, 4)}
+    memory.unmap(8)
+    assert standin.calls("cuCtxSynchronize")
+
+
 def test_memory_that_moves_is_unlocked_first(standin: StandIn) -> None:
     memory = Memory(16)
     move(memory, 0, 4, times=2)

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import pinning
+from folders import SUPPORT
 from installed import tool
 from standins.libcuda import DRIVER, includes
 from standins.standin import Driver, MissingError
@@ -404,7 +405,8 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
 @pytest.mark.parametrize("wanted", [True, False])
 def test_huge_pages_are_asked_for_unless_that_is_off(build: Callable[[Driver], Path], wanted: bool) -> None:
     needs_two_processors()
-    done = run_script(build, "huge_pages.py", **({} if wanted else {"PINNING_COPIES_HUGE_PAGES": "off"}))
+    off = {} if wanted else {"PINNING_COPIES_HUGE_PAGES": "off"}
+    done = run_script(build, "huge_pages.py", PYTHONPATH=str(SUPPORT), **off)
     assert done.stderr == ""
     assert done.stdout.split()[0 if wanted else 1] == "True"
 
