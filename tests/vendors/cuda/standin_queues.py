@@ -10,17 +10,14 @@ from functools import partial
 import pytest
 from cuda.bindings import driver as cuda
 
-import pinning
 from fake_device import Background
 from pinning.conformance.allocations import DATA, Allocations
 from pinning.conformance.holding import HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
-from pinning.copies import costs
 from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_cuda import plugin
-from slow_memory import SlowMemory
 from standins.libcuda import live
 from standins.standin import StandIn
 from standins.work import submit_all
@@ -175,23 +172,3 @@ def test_a_fork_is_told_that_its_parents_default_stream_does_not_work(standin: S
     standin.configure()
     assert refusals([lambda: default.copy(there, source, 8), default.record]) == 2
     assert standin.calls() == []
-
-
-def test_a_refused_copy_returns_after_its_threads_have_left_its_memory(
-    standin: StandIn, other: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
-    slow = SlowMemory(8 << 20, stop=8192)
-    with pinning.alloc(slow.array.nbytes, device=GPU) as there:
-        try:
-            standin.configure("delay=cuMemcpyAsync:60000;fail=cuMemcpyAsync:1:999")
-            copying = Background(lambda: pinning.copy_async(there, slow.array, queue=other))
-            assert slow.stops_a_thread(60)
-            standin.configure()  # now the driver refuses
-            copying.join(0.1)
-            assert copying.is_alive()
-        finally:
-            standin.configure()
-            slow.let_go()
-        with pytest.raises(VendorError, match="cuMemcpyAsync"):
-            copying.result()
