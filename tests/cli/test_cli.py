@@ -377,6 +377,14 @@ def test_the_tightest_memory_is_that_with_the_least_left(monkeypatch: pytest.Mon
     assert machine.tightest_memory().name == "the machine"
 
 
+@pytest.mark.parametrize(("release", "told"), [("5.4.0-150-generic", True), ("5.14.0", False), ("10.0", False)])
+def test_doctor_advises_a_kernel_that_populates_faster(
+    monkeypatch: pytest.MonkeyPatch, release: str, told: bool
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    assert any("5.14" in each.why for each in doctor._pages()) == told
+
+
 def test_doctor_advises_on_the_tightest_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, tight = (Room(name, 1 << 30, free, f"raise {name}") for name, free in (("wide", 1 << 29), ("tight", 1 << 20)))
     monkeypatch.setattr(doctor, "cgroup_memory", lambda: (wide, tight))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +14,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import Background
 from mapped_memory import PAGE, Memory, locked_pages
-from pinning import VendorError
+from pinning import PinningError, VendorError
 from standins.standin import StandIn
 
 DEVICE = pinning.device("host")
@@ -53,6 +55,22 @@ def test_an_unlock_that_fails_half_way(standin: StandIn, memory: Memory) -> None
     DEVICE.data_unlock(ptr)
     assert locked(memory) == {1}
     DEVICE.data_unlock(ptr + PAGE)
+
+
+def test_ctrl_c_during_the_devices_own_lock_leaves_nothing_locked(standin: StandIn, memory: Memory) -> None:
+    def interrupt() -> None:
+        standin.wait_for("mlock")
+        os.kill(os.getpid(), signal.SIGINT)
+        standin.configure()
+
+    standin.configure(f"delay=mlock:{LONG}")
+    interrupting = Background(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        DEVICE.data_lock(memory.ptr, PAGE, None)
+    interrupting.result()
+    assert locked(memory) == set()
+    with pytest.raises(PinningError):
+        DEVICE.data_unlock(memory.ptr)
 
 
 def test_a_lock_of_a_page_that_is_being_unlocked(standin: StandIn, memory: Memory) -> None:

@@ -85,6 +85,7 @@ def test_a_program_that_only_starts_others_is_no_such_program(tmp_path: Path) ->
     starts = [sys.executable, "-c", "import os, subprocess; os.chdir('/'); subprocess.run('true')"]
     report, trace = tmp_path / "report", tmp_path / "trace.json"
     files = ["--report-file", os.path.relpath(report), "--trace", os.path.relpath(trace)]
+    report.symlink_to("gone")  # which the report replaces
     for _ in range(2):
         assert pinning_run(*files, *starts).stderr == ""
         assert "those that it has started report for themselves" in report.read_text()
