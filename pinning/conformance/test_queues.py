@@ -8,6 +8,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -198,6 +199,10 @@ def test_an_event_is_reached_when_all_before_it_is_done(queue: VendorQueue, hold
     assert after.done()
     assert 0 < after.seconds_since(before) < 600
     assert before.seconds_since(before) == 0
+    time.sleep(0.01)
+    later = queue.record()  # the queue is idle, so this one is reached at once, and not when the last work was
+    later.wait()
+    assert 0 < later.seconds_since(after) < 600
 
 
 def test_the_time_of_what_is_not_reached_cannot_be_told(queue: VendorQueue, holds: type[HeldQueue]) -> None:
