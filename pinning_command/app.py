@@ -117,14 +117,15 @@ def bench(
             check_format(plot)
         with progress_bar(quiet=json) as step:
             report = benching.run(_device(device), benching.QUICK if quick else benching.FULL, step)
-        if plot:
-            from pinning.cli.plot import draw
-
-            draw(report, plot)
     if json:
         print_json(report)
     else:
         bench_view.show(report, console())
+    if plot:
+        from pinning.cli.plot import draw
+
+        with _failures(json):
+            draw(report, plot)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

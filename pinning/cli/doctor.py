@@ -8,12 +8,13 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
 import pinning
 from pinning.arena.names import abandoned, path_of
@@ -28,6 +29,8 @@ from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockLimit, MemoryDevice
+
+T = TypeVar("T")
 
 # MADV_POPULATE_READ and _WRITE, which populate many pages per call.
 _POPULATES_SINCE = (5, 14)
@@ -170,7 +173,16 @@ def _plugin(report: PluginReport) -> PluginRow:
 
 
 def _device(device: Device, default: bool) -> DeviceRow:
-    problem = None
+    problem: str | None = None
+
+    def told(ask: Callable[[], T], otherwise: T) -> T:
+        nonlocal problem
+        try:
+            return ask()
+        except Exception as error:  # of any type: third parties write plugins
+            problem = problem or str(error) or type(error).__name__
+            return otherwise
+
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE)
         with pinning.lock(page, device=device):
@@ -178,18 +190,12 @@ def _device(device: Device, default: bool) -> DeviceRow:
                 problem = "it locked a page without an error, but reports that the page is not pinned"
     except Exception as error:  # of any type: third parties write plugins
         problem = str(error) or type(error).__name__
-    address: str | None = getattr(device, "pci_address", None)
-    return DeviceRow(
-        device.name,
-        description(device),
-        default,
-        problem is None,
-        problem,
-        lock_limit(device),
-        numa.node_of(device),
-        address,
-        topology.link_of(address),
-    )
+    address: str | None = told(lambda: getattr(device, "pci_address", None), None)
+    said = told(lambda: description(device), device.name)
+    limit = told(lambda: lock_limit(device), None)
+    node = told(lambda: numa.node_of(device), None)
+    link = topology.link_of(address)
+    return DeviceRow(device.name, said, default, problem is None, problem, limit, node, address, link)
 
 
 def _has_memory(device: Device) -> bool:
@@ -210,8 +216,14 @@ def _pair(first: Device, second: Device) -> PairRow:
         connection = pinning.memory_connection(first, second).name
     with suppress(Exception):
         link = first.link_to(second) if isinstance(first, LinkedDevice) else None
-    places = [getattr(device, "pci_address", None) for device in (first, second)]
+    places = [_address(device) for device in (first, second)]
     return PairRow(first.name, second.name, connection, link, topology.way_between(*places))
+
+
+def _address(device: Device) -> str | None:
+    with suppress(Exception):
+        return getattr(device, "pci_address", None)
+    return None
 
 
 def _unused() -> Iterator[Advice]:

@@ -11,7 +11,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from pinning.copies.ends cimport End, resolve_end
+from pinning.copies.ends cimport End, check_vendor, resolve_end
 from pinning.copies.work cimport CopyOperation, NativeCopy
 from pinning.locking.lock cimport map_of
 from pinning.map.adapters cimport vendor_of
@@ -31,8 +31,7 @@ from pinning.copies.copy import resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.work import submit_native
-from pinning.errors import ArgumentError, InvalidRangeError, PinningError
-from pinning.locking.devices import is_host
+from pinning.errors import ArgumentError, InvalidRangeError
 from pinning.queues import Queue, default_queue
 from pinning.queues.staging import staging_of
 from pinning.runtime.arguments import byte_count, describe, integer
@@ -137,10 +136,9 @@ def copy_batch_async(
         The numbers of items differ, or an item is empty, not a range of memory, read-only or larger than its buffer;
         the message names it, and nothing is copied.
     ArgumentError
-        `engine` is invalid.
+        `engine` is invalid, or a buffer is memory of a device of another vendor than the queue's.
     PinningError
-        `engine` asks for a kernel that the device does not have, or a buffer is of another vendor's
-        device than the queue.
+        `engine` asks for a kernel that the device does not have.
     VendorError
         The vendor refused. Parts submitted before are complete by then.
 
@@ -415,10 +413,9 @@ cdef object first_device(Words side):
 
 
 cdef int check_vendors(list devices, Submitter queue) except -1:
-    """Refuse memory of another vendor's device: the queue's device would take it for the host's."""
     for device in devices:
-        if device is not queue.device and not is_host(device) and device.vendor != queue.device.vendor:
-            raise PinningError(f"{device.name} is of another vendor than {queue!r}: copy its items by copy_async")
+        if device is not queue.device:
+            check_vendor(device, queue)
     return 0
 
 

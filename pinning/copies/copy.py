@@ -74,6 +74,8 @@ def _copy_planned(
         copy = bounce(plan.steps[0], to.device, origin.device, queue, wait_for, (to.owner, origin.owner), Copy)
         count_moved(CopyPath.STAGED, size)
     else:
+        for end in (to, origin):
+            end.check_reach(queue)
         copy = submit_native(queue, work, wait_for)
     copy.path, copy.reason = plan.path, plan.reason
     if work.reason_code is Reason.NO_ROOM:

@@ -105,6 +105,8 @@ def copy_async(
         An end is not a buffer, or its bytes are references to Python objects, even if it is a `Lock`.
     InvalidRangeError
         The sizes differ, or the orders of two arrays' elements; or an end is too small, read-only or not contiguous.
+    ArgumentError
+        An end is memory of a device of another vendor than the queue's.
     VendorError
         The vendor refused. Later failures are reported by the `Copy`.
 
@@ -132,6 +134,8 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
         raise ArgumentError(f"src_access_order is {describe(src_access_order)}; it must be 'stream' or 'any'")
     if submitter is None:
         submitter = default_of(to, origin)
+    else:
+        check_reach(to, origin, submitter)
     if size >= MIB and (to.device is None) is not (origin.device is None):
         wait_for = events_of(wait_for)  # iterated once more if the copy is not divided
         over = over_links(to, origin, size, submitter, wait_for, src_access_order == "any", waited)
@@ -216,8 +220,18 @@ def explain(
     size = copied_size(dst, src, to, origin, nbytes)
     if submitter is None:
         submitter = default_of(to, origin)
+    else:
+        check_reach(to, origin, submitter)
     plan = explain_copy(to, origin, size, submitter)
     return explained(plan, size, submitter)
+
+
+cdef int check_reach(End to, End origin, Submitter queue) except -1:
+    """As `End.check_reach`, for both; memory of two devices may go through the host, which the plan says."""
+    if to.device is None or origin.device is None or to.device is origin.device:
+        to.check_reach(queue)
+        origin.check_reach(queue)
+    return 0
 
 
 cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early, bint waited):
@@ -343,6 +357,8 @@ def fill_async(
     ------
     InvalidRangeError
         The value is not a byte, has another length, or does not fit a whole number of times.
+    ArgumentError
+        It is memory of a device of another vendor than the queue's.
     TypeError
         It is a float.
     """
@@ -357,6 +373,8 @@ def fill_async(
         raise InvalidRangeError(f"nbytes is {size}; it must be a multiple of the value's {width} bytes")
     if submitter is None:
         submitter = default_of(to, to)
+    else:
+        to.check_reach(submitter)
     if to.device is None:
         check_addresses((to, size))
         return submitter._call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for, (to.owner,))

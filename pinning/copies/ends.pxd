@@ -12,7 +12,9 @@ cdef class End:
     cdef readonly object owner  # type: object  # it keeps the memory alive; None if the caller does
 
     cpdef int check_room(self, uint64_t size) except -1
+    cpdef int check_reach(self, object queue) except -1
 
 
+cdef int check_vendor(object device, object queue) except -1
 cdef End resolve_end(object buffer, object preferred)
 cdef int refuse_other_order(object dst, object src, End to) except -1

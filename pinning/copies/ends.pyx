@@ -18,7 +18,7 @@ import ctypes
 import re
 from typing import TYPE_CHECKING
 
-from pinning.errors import InvalidRangeError
+from pinning.errors import ArgumentError, InvalidRangeError
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES
 from pinning.interop.dtypes import VENDORS as VENDORS_OF_DLPACK
 from pinning.locking import devices
@@ -29,6 +29,7 @@ from pinning.plugin import MemoryDevice, MemoryKind
 
 if TYPE_CHECKING:
     from pinning.plugin import Device
+    from pinning.queues import Queue
     from pinning.runtime.buffers import Buffer
 
 cdef object plugins = devices.plugins
@@ -66,6 +67,18 @@ cdef class End:
                                     f"{self.room} bytes further on: {self.owner!r}")
         return 0
 
+    cpdef int check_reach(self, object queue) except -1:  # type: (Queue) -> int
+        """Raise ArgumentError if a queue's device does not know this memory, and would take it for the host's."""
+        if self.device is None or self.device is queue.device or self.device.vendor == queue.device.vendor:
+            return 0
+        cdef VendorDevice* vendor = vendor_of(self.device)
+        cdef optional[CMemoryInfo] info
+        with nogil:
+            info = vendor.memory_info(self.ptr)
+        if not info.has_value() or dereference(info).kind != CMemoryKind.shared:  # that is the host's too
+            check_vendor(self.device, queue)
+        return 0
+
     def __repr__(self):
         where = "the host" if self.device is None else self.device.name
         return f"End({self.ptr:#x}, {self.size} bytes, memory of {where})"
@@ -78,6 +91,13 @@ def end_of(buffer: Buffer | Lock, preferred: Device | None = None) -> End:
     TypeError if it is not a buffer, or its elements are references to Python objects.
     """
     return resolve_end(buffer, preferred)
+
+
+cdef int check_vendor(object device, object queue) except -1:
+    if device.vendor != queue.device.vendor and not devices.is_host(device):
+        raise ArgumentError(f"{queue!r} cannot copy or fill memory of {device.name}, a device of another vendor: give a "
+                            "queue of that device, or none for its default queue")
+    return 0
 
 
 cdef End new_end(uint64_t ptr, uint64_t size, object device, bint read_only, object owner):

@@ -69,6 +69,8 @@ def copy_2d_async(
         raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
     check_addresses(*ends)
     chosen = given or default_queue(to.device or origin.device)
+    for end in (to, origin):
+        end.check_reach(chosen)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)
     return resubmitted(lambda: _copy_rows(rows, chosen, waits), chosen.device, rows.host_span)

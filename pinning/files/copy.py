@@ -121,6 +121,8 @@ def _copied(
     end = end_of(dst, None if given is None else given.device)
     if end.read_only:
         raise InvalidRangeError(f"dst at {end.ptr:#x} is read-only; copy into writable memory")
+    if given is not None:
+        end.check_reach(given)
     wait_for_saves(path_name(path))
     with OpenFile(path) as file:
         size = _size(file, offset, nbytes, end.size)

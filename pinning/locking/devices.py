@@ -249,9 +249,14 @@ def default_device() -> MemoryDevice:
     queues, or else the host.
     """
     found: list[Any] = devices()
-    # isinstance(each, UncertainDevice) would take longer than all else here.
-    able = (each for each in found if getattr(each, "can_lock", True) and hasattr(each, "make_queue"))
-    return next(able, found[-1])  # type: ignore[no-any-return]
+    return next(filter(_is_able, found), found[-1])  # type: ignore[no-any-return]
+
+
+def _is_able(device: Any) -> bool:
+    try:  # isinstance(device, UncertainDevice) would take longer than all else here
+        return getattr(device, "can_lock", True) and hasattr(device, "make_queue")
+    except Exception:  # of any type: third parties write plugins
+        return False
 
 
 def pinned_map(on: LockDevice | str | None = None) -> PinnedMap:
@@ -339,9 +344,11 @@ def _report(name: str, target: str) -> PluginReport:
         if attribute:
             plugin = attrgetter(attribute)(plugin)
         present = tuple(plugin.device(index) for index in range(plugin.device_count()))
+        if not all(each.name for each in present):
+            raise ValueError("a device has no name")
     except PluginUnavailableError as error:
         return PluginReport(name, (), str(error), plugin)
-    except Exception as error:  # a broken plugin must not take the others down
+    except (Exception, SystemExit) as error:  # a broken plugin must not take the others down
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in _EXHAUSTED:
             raise
         return PluginReport(name, (), f"{type(error).__name__}: {error}", plugin)

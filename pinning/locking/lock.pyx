@@ -176,6 +176,7 @@ cdef class Lock(Hold):
         refuse_copy(self, "it stands for one lock; lock the buffer once more")
 
     @property
+    @cython.nonecheck(True)  # of an object that is being made
     def device(self) -> Device:
         return self.map.device
 
@@ -248,6 +249,8 @@ cdef class Lock(Hold):
             self.release()  # while the memory is still there
 
     def __repr__(self):
+        if self.map is None:
+            return "<Lock that is being made>"
         state = "" if self.is_held() else ", unlocked"
         if state and self.counted and not self.map.closed and not is_parents(self.made_in):
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"

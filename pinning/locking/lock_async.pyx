@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: nonecheck=True
 """Locks that are taken in the background.
 
 Each map with pending locks has one thread, which takes them one after another; a vendor locks no faster with two. State

@@ -2,6 +2,7 @@
 """The pinned map for Python: a thin wrapper of the C++ one."""
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_Index
 from cython.operator cimport dereference
 from libcpp cimport bool as cbool
@@ -338,10 +339,13 @@ cdef class PinnedMap:
                     hold = map.lock(ptr, size, options, dereference(pieces))
         finally:
             unlock_orphans()
-        if self.closed:  # meanwhile, and `close` may have missed this lock
+        try:
+            self.check_open()  # `close` may have missed this lock
+            PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
+        except BaseException:
             with nogil:
                 map.unlock(hold, False)
-            self.check_open()
+            raise
         return hold
 
     cdef Locker* locker(self) noexcept:
@@ -429,6 +433,11 @@ cdef class PinnedMap:
             if chosen == LockMapped.mandatory:
                 self.check_open()
             return None
+        try:
+            PyErr_CheckSignals()
+        except BaseException:
+            self.unlock_unmapped(ptr)
+            raise
         return dereference(device_ptr) if device_ptr.has_value() else None
 
     def unlock_unmapped(self, ptr: int) -> None:

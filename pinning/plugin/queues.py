@@ -16,13 +16,14 @@ class VendorEvent(Protocol):
         """Block this thread, without the GIL, until it is reached. Raises as `done`."""
 
     def seconds_since(self, earlier: VendorEvent) -> float:
-        """Seconds between two reached points of one device, by the device's clock if it has one."""
+        """Seconds between two points, by the device's clock if it has one. PinningError if one is not reached yet."""
 
 
 class VendorQueue(Protocol):
     """Work in order. Any thread may submit; the caller ensures that no two do so at once. Submitting does not block.
 
-    Every method may raise `VendorError`; then nothing was submitted.
+    Every method may raise `VendorError`; then nothing was submitted. After `close`, which can be repeated, every other
+    method raises a `PinningError` that says so.
     """
 
     @property

@@ -40,5 +40,5 @@ class Block(AbstractContextManager[T], Generic[T]):
         return self._open.pop().__exit__(kind, error, traceback)
 
     def __del__(self) -> None:
-        if not self._used:
+        if not getattr(self, "_used", True):  # unless Ctrl-C has kept it from being made
             warnings.warn(f"{self._call}(...) does nothing without `with`", RuntimeWarning, stacklevel=2)

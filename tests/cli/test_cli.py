@@ -18,9 +18,12 @@ from typing import IO, Any
 import pytest
 
 from child_process import ordinary_user
+from fake_device import FakeDevice
 from limits import needs_room_to_lock
+from pinning import VendorError
 from pinning.cli import doctor, machine
 from pinning.cli.units import duration, rate
+from pinning.locking.devices import device as device_of_name
 from pinning.machine.room import Room
 from standins import libcuda, libhost
 from standins.standin import Driver
@@ -383,6 +386,24 @@ def test_doctor_advises_a_kernel_that_populates_faster(
 ) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
     assert any("5.14" in each.why for each in doctor._pages()) == told
+
+
+class BrokenDevice(FakeDevice):
+    """All that a device need not have is broken."""
+
+    def _fails(self, *_: object) -> Any:
+        raise VendorError("fakeAsk", 7, "FAKE_BROKEN")
+
+    lock_limit = _fails
+    can_lock = description = pci_address = property(_fails)
+
+
+def test_doctor_reports_a_device_whose_properties_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, host = BrokenDevice("broken:0"), device_of_name("host")
+    monkeypatch.setattr(doctor.pinning, "devices", lambda: [broken, host])
+    first, second = doctor.run().devices
+    assert (first.name, first.locks, second.name, second.locks) == ("broken:0", False, "host:0", True)
+    assert "FAKE_BROKEN" in (first.problem or "")
 
 
 def test_doctor_advises_on_the_tightest_control_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from batches import check_batch
 from fake_memory import FakeMemoryDevice, FakeQueue
 from limits import needs_room_to_lock
 from noise import noise
-from pinning import InvalidRangeError, PinningError, VendorError
+from pinning import ArgumentError, InvalidRangeError, PinningError, VendorError
 from pinning.copies import Copy, Reason, costs
 from pinning.copies.work import bytes_moved
 
@@ -293,7 +293,7 @@ def test_a_device_written_in_python_has_batches(monkeypatch: pytest.MonkeyPatch)
     device.check()
 
 
-def test_memory_of_another_vendor_is_in_no_batch() -> None:
+def test_a_queue_moves_no_memory_of_another_vendors_device() -> None:
     device, other = FakeMemoryDevice(held=False), FakeMemoryDevice("other:0", held=False)
     array = noise(SIZE)
     with (
@@ -302,10 +302,23 @@ def test_memory_of_another_vendor_is_in_no_batch() -> None:
         pinning.alloc(SIZE, device=other) as there,
         pinning.alloc(SIZE, device="host:0") as in_host,
     ):
-        with pytest.raises(PinningError, match="other:0 is of another vendor than"):
+        with pytest.raises(PinningError, match="cannot copy or fill memory of other:0"):
             pinning.copy_batch([here, there], [array, array], queue=queue)
-        with pytest.raises(PinningError, match="other:0 is of another vendor than"):
+        with pytest.raises(PinningError, match="cannot copy or fill memory of other:0"):
             pinning.copy_blocks_async(here, [0, 1], there, [1, 0], SIZE // 2, queue=queue)
         pinning.copy_batch([here, here], [array, in_host], queue=queue)
+        for call in (
+            lambda: pinning.copy(there, array, queue=queue),
+            lambda: pinning.copy(array, there, queue=queue),
+            lambda: pinning.copy(there, there, queue=queue),
+            lambda: pinning.explain(there, array, queue=queue),
+            lambda: pinning.fill(there, 1, queue=queue),
+            lambda: pinning.copy_2d(there, 8, array, 8, 8, 2, queue=queue),
+            lambda: pinning.copy_file(there, __file__, nbytes=8, queue=queue),
+        ):
+            with pytest.raises(ArgumentError, match=r"memory of other:0, .* give a queue of that device"):
+                call()
+        with pinning.Queue(other) as theirs:
+            pinning.copy(there, array, queue=theirs)
     for each in (device, other):
         each.check()

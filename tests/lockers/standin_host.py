@@ -57,7 +57,17 @@ def test_an_unlock_that_fails_half_way(standin: StandIn, memory: Memory) -> None
     DEVICE.data_unlock(ptr + PAGE)
 
 
-def test_ctrl_c_during_the_devices_own_lock_leaves_nothing_locked(standin: StandIn, memory: Memory) -> None:
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda ptr: DEVICE.data_lock(ptr, PAGE, None),
+        lambda ptr: pinning.pinned_map(DEVICE).lock(ptr, PAGE),
+        lambda ptr: pinning.pinned_map(DEVICE).lock_mapped(ptr, PAGE, "on"),
+    ],
+)
+def test_ctrl_c_during_a_lock_without_a_handle_leaves_nothing_locked(
+    standin: StandIn, memory: Memory, lock: Callable[[int], object]
+) -> None:
     def interrupt() -> None:
         standin.wait_for("mlock")
         os.kill(os.getpid(), signal.SIGINT)
@@ -66,9 +76,10 @@ def test_ctrl_c_during_the_devices_own_lock_leaves_nothing_locked(standin: Stand
     standin.configure(f"delay=mlock:{LONG}")
     interrupting = Background(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        DEVICE.data_lock(memory.ptr, PAGE, None)
+        lock(memory.ptr)
     interrupting.result()
     assert locked(memory) == set()
+    assert memory.ptr not in pinning.pinned_map(DEVICE)
     with pytest.raises(PinningError):
         DEVICE.data_unlock(memory.ptr)
 

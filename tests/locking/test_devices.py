@@ -219,6 +219,12 @@ BROKEN = {
         "{module}:plugin",
         "ValueError: 0 fell off",
     ),
+    "device is none": (
+        "class plugin:\n  def device_count(): return 1\n  def device(index): return None",
+        "{module}:plugin",
+        "AttributeError: .*name",
+    ),
+    "exits": ("import sys; sys.exit(3)", "{module}:plugin", "SystemExit: 3"),
     "no driver": (UNAVAILABLE, "{module}:plugin", r"^libgone.so.1 is missing: install gone-driver$"),
     "no devices": (SOUND.format(name="broken", count=0), "{module}:plugin", "no "),
 }
@@ -248,6 +254,7 @@ def test_a_broken_plugin_is_reported_and_never_fatal(install: Install, kind: str
     [
         ("", False),  # it only locks
         (", can_lock=False, make_queue=lambda self: None", False),
+        (", can_lock=property(lambda self: 1 / 0), make_queue=lambda self: None", False),
         (", can_lock=True, make_queue=lambda self: None", True),
     ],
 )

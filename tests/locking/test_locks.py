@@ -560,6 +560,19 @@ def test_a_warning_made_an_error_does_not_keep_it_locked(device: FakeDevice, mon
     assert said == [ResourceWarning]
 
 
+def test_a_lock_that_is_being_made_can_be_looked_at(device: FakeDevice) -> None:
+    seen: list[str] = []
+
+    def look(*_: int) -> None:
+        seen.extend(repr(each) for each in gc.get_objects() if isinstance(each, pinning.Lock))
+
+    with pinning.lock(np.zeros(1 << 24, "u1"), device=device, progress=look):
+        assert "<Lock that is being made>" in seen
+    for half in (pinning.Lock.__new__(pinning.Lock), pinning.PendingLock.__new__(pinning.PendingLock)):
+        with pytest.raises(AttributeError):
+            half.device  # noqa: B018
+
+
 # ---- before the vendor is called ----
 
 
