@@ -59,6 +59,26 @@ def free(ptr: int) -> None:
     _lib.pinning_sleepable_free(ptr, 0, 1, None)
 
 
+def test_sleep_waits_for_a_copy_that_another_thread_is_submitting(standin: StandIn) -> None:
+    data = noise(MIB)
+    with (
+        pinning.alloc(MIB, device=GPU, sleepable=True) as memory,
+        pinning.lock(data, device=GPU),
+        pinning.Queue(GPU) as queue,
+    ):
+        standin.configure("delay=cuMemcpyAsync:60000")
+        copying = Background(lambda: pinning.copy_async(memory, data, queue=queue))
+        standin.wait_for("cuMemcpyAsync")
+        asleep = pinning.sleeping.sleep_async(memory, keep=False)
+        time.sleep(0.1)
+        assert live("memory") == 1
+        standin.configure()
+        copying.result()
+        asleep.wait()
+        assert live("memory") == 0
+        pinning.sleeping.wake(memory)
+
+
 def test_it_wakes_at_its_address_and_its_memory_is_given_back_in_between() -> None:
     data, back = noise(3 * MIB), numpy.zeros(3 * MIB, numpy.uint8)
     ptr = alloc(data.size)
