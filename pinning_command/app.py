@@ -124,7 +124,7 @@ def bench(
     if plot:
         from pinning.cli.plot import draw
 
-        with _failures(json):
+        with _failures(as_json=False):  # the one object of JSON is printed
             draw(report, plot)
 
 

@@ -172,10 +172,9 @@ def give_back_for(uint64_t nbytes) -> bool:
     return given != 0
 
 
-def give_back_all_of(uint64_t nbytes) -> bool:
-    """Give back `nbytes` of the cache, if so many are cached once dropped owners' regions are gone; return whether."""
-    clear_up()
-    return budget.figures().idle >= nbytes and give_back_for(nbytes)
+def idle() -> int:
+    """Bytes cached for all devices."""
+    return budget.figures().idle
 
 
 def make_room(uint64_t size) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,17 +29,19 @@ def check_room(size: int, device: Device, *, fresh: bool) -> None:
     if lock_limit is None:
         return
     with suppress(OSError):
-        room = _room(lock_limit(), fresh)
-        if room is not None and fresh and size > room.free and cache.give_back_all_of(size - room.free):
-            room = _room(lock_limit(), fresh)
-        if room is not None:
+        room = _room(lock_limit())
+        if fresh and size > room.free:
+            cache.clear_up()
+            while size > room.free and cache.idle() >= size - room.free and cache.give_back_for(size - room.free):
+                room = _room(lock_limit())
+        if size > (room.free if fresh else room.limit):
             check(size, room)
 
 
-def _room(lock: LockLimit | None, fresh: bool) -> Room | None:
+def _room(lock: LockLimit | None) -> Room:
     if lock is None:
-        return None
-    return Room(lock.name, lock.limit, lock.limit - lock.used if fresh else lock.limit, lock.remedy)
+        return Room("", sys.maxsize, sys.maxsize, "")
+    return Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
 
 
 def check_memory(size: int) -> None:

@@ -121,9 +121,10 @@ def give_back_idle(nbytes: int | None = None) -> int:
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock that would not fit even with an empty cache, before any page is touched. Raises as `check_room`.
+    """Refuse a lock that cannot fit even with an empty cache, before any page is touched. Raises as `check_room`.
 
-    `resident`: the pages are in memory already, so locking takes no more of it.
+    `resident`: the pages are in memory already, so locking takes no more of it. A limit of the device that other locks
+    have used in part is the vendor's to check: pages that are locked already count once.
     """
     check_room(size, device, fresh=False)
     if not resident:

@@ -122,7 +122,9 @@ class DoctorReport:
 def run() -> DoctorReport:
     """Examine the machine and lock a page on each device. Failures are part of the report."""
     present = pinning.devices()
-    default = pinning.default_device()
+    default = None
+    with suppress(Exception):  # of any type: third parties write plugins
+        default = pinning.default_device()
     rows = [_device(device, default=device is default) for device in present]
     groups = list(cgroup_memory())
     return DoctorReport(

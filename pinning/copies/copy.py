@@ -66,7 +66,7 @@ def _copy_planned(
     to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, in_turn: bool
 ) -> Copy:
     work = plan_copy(to, origin, size, queue, early, in_turn)
-    plan = work.plan()
+    plan = _within_reach(work.plan(), to, origin, queue)
     if plan.reason_code is Reason.NOT_CONNECTED:
         assert to.device is not None
         assert origin.device is not None
@@ -74,8 +74,6 @@ def _copy_planned(
         copy = bounce(plan.steps[0], to.device, origin.device, queue, wait_for, (to.owner, origin.owner), Copy)
         count_moved(CopyPath.STAGED, size)
     else:
-        for end in (to, origin):
-            end.check_reach(queue)
         copy = submit_native(queue, work, wait_for)
     copy.path, copy.reason = plan.path, plan.reason
     if work.reason_code is Reason.NO_ROOM:
@@ -88,9 +86,17 @@ def _copy_planned(
 
 def explain_copy(to: End, origin: End, size: int, queue: Queue) -> Plan:
     """The plan that a copy would follow if it were submitted now."""
-    plan = plan_copy(to, origin, size, queue).plan()
+    plan = _within_reach(plan_copy(to, origin, size, queue).plan(), to, origin, queue)
     refusal = staging_refusal(queue.device) if plan.reason_code is Reason.LARGE else None
     return plan if refusal is None else plan.as_refused(refusal)
+
+
+def _within_reach(plan: Plan, to: End, origin: End, queue: Queue) -> Plan:
+    """The plan, unless one of two devices' memory is out of the queue's reach and does not go through the host."""
+    if to.device is not None and origin.device is not None and plan.reason_code is not Reason.NOT_CONNECTED:
+        for end in (to, origin):
+            end.check_reach(queue)
+    return plan
 
 
 def staging_refusal(device: MemoryDevice) -> str | None:

@@ -69,7 +69,10 @@ cdef class End:
 
     cpdef int check_reach(self, object queue) except -1:  # type: (Queue) -> int
         """Raise ArgumentError if a queue's device does not know this memory, and would take it for the host's."""
-        if self.device is None or self.device is queue.device or self.device.vendor == queue.device.vendor:
+        if (
+            self.device is None or self.device is queue.device or self.device.vendor == queue.device.vendor
+            or devices.is_host(self.device)
+        ):
             return 0
         cdef VendorDevice* vendor = vendor_of(self.device)
         cdef optional[CMemoryInfo] info
@@ -96,7 +99,7 @@ def end_of(buffer: Buffer | Lock, preferred: Device | None = None) -> End:
 cdef int check_vendor(object device, object queue) except -1:
     if device.vendor != queue.device.vendor and not devices.is_host(device):
         raise ArgumentError(f"{queue!r} cannot copy or fill memory of {device.name}, a device of another vendor: give a "
-                            "queue of that device, or none for its default queue")
+                            "queue of that device; copy_async alone also copies between devices of two vendors")
     return 0
 
 

@@ -11,6 +11,7 @@ from pinning.copies.copy import check_addresses, resubmitted
 from pinning.copies.ends import End, end_of
 from pinning.copies.work import Copy, RowsCopy, submit_native
 from pinning.errors import InvalidRangeError
+from pinning.locking.devices import is_host
 from pinning.locking.lock import Lock
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
@@ -45,6 +46,8 @@ def copy_2d_async(
     ------
     InvalidRangeError
         A pitch is smaller than a row, or an end is too small; otherwise as `copy_async`.
+    ArgumentError
+        An end is memory of a device of another vendor than the queue's.
     """
     width, height = integer(width, "width"), integer(height, "height", "the number of rows")
     dst_pitch, src_pitch = integer(dst_pitch, "dst_pitch"), integer(src_pitch, "src_pitch")
@@ -68,7 +71,8 @@ def copy_2d_async(
     if to.read_only:
         raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
     check_addresses(*ends)
-    chosen = given or default_queue(to.device or origin.device)
+    of_devices = [end.device for end in (to, origin) if end.device is not None]
+    chosen = given or default_queue(min(of_devices, key=is_host, default=None))
     for end in (to, origin):
         end.check_reach(chosen)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)

@@ -65,6 +65,8 @@ def copy_file_async(
         It is a folder, a pipe or a device.
     InvalidRangeError
         The file or `dst` has fewer bytes, or `dst` is read-only.
+    ArgumentError
+        `dst` is memory of a device of another vendor than the queue's.
     """
     return _copied(dst, path, offset, nbytes, queue, events_of(wait_for), False)
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pinning.errors import ArgumentError, PluginUnavailableError
+from pinning.errors import ArgumentError, PinningError, PluginUnavailableError
 from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap, Region
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, LockDevice, MemoryDevice, Plugin
@@ -255,7 +255,9 @@ def default_device() -> MemoryDevice:
 def _is_able(device: Any) -> bool:
     try:  # isinstance(device, UncertainDevice) would take longer than all else here
         return getattr(device, "can_lock", True) and hasattr(device, "make_queue")
-    except Exception:  # of any type: third parties write plugins
+    except Exception as error:  # of any type: third parties write plugins
+        if isinstance(error, (MemoryError, PinningError)) or getattr(error, "errno", None) in _EXHAUSTED:
+            raise  # it may pass, and must not change where memory is locked from now on
         return False
 
 

@@ -343,8 +343,10 @@ cdef class PinnedMap:
             self.check_open()  # `close` may have missed this lock
             PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
         except BaseException:
-            with nogil:
-                map.unlock(hold, False)
+            with suppress(Exception):  # then it stays locked, for `unlock`
+                with nogil:
+                    map.unlock(hold, False)
+            unlock_orphans()
             raise
         return hold
 
@@ -436,7 +438,8 @@ cdef class PinnedMap:
         try:
             PyErr_CheckSignals()
         except BaseException:
-            self.unlock_unmapped(ptr)
+            with suppress(Exception):
+                self.unlock_unmapped(ptr)
             raise
         return dereference(device_ptr) if device_ptr.has_value() else None
 
