@@ -75,7 +75,7 @@ def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
 
 
 @pytest.mark.parametrize("kind", [ByCapsule, ByMethods])
-@pytest.mark.parametrize("whose", [(14, 0), (2, 0)])
+@pytest.mark.parametrize("whose", [(14, 0), (2, 98)])  # of no GPU that there is: the address tells
 def test_an_array_of_a_device_that_says_so_to_python(
     device: FakeMemoryDevice, queue: pinning.Queue, kind: type[ByCapsule], whose: tuple[int, int]
 ) -> None:
