@@ -272,6 +272,25 @@ def test_only_a_device_that_can_lock_and_has_queues_is_the_default(
             assert lock.device is queue.device is memory.device is pinning.default_device()
 
 
+def test_a_device_that_cannot_tell_now_whether_it_locks_does_not_change_the_default(install: Install) -> None:
+    first = """
+from fake_device import FakeDevice as Fake
+class FakeDevice(Fake):
+    tells, make_queue = False, None
+    @property
+    def can_lock(self):
+        if not self.tells:
+            raise OSError(24, "Too many open files")
+        return True
+"""
+    install("aaa", SOUND.replace("from fake_device import FakeDevice", first).format(name="aaa", count=1))
+    with pytest.raises(OSError, match="Too many"):
+        pinning.lock(numpy.ones(100))
+    pinning.devices()[0].tells = True  # type: ignore[attr-defined]
+    with pinning.lock(numpy.ones(100)) as lock:
+        assert lock.device.name == "aaa:0"
+
+
 @pytest.mark.parametrize("used", [False, True])
 def test_hardware_that_is_not_used_is_told_of_once(
     install: Install, monkeypatch: pytest.MonkeyPatch, used: bool
