@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import pinning
-from folders import SUPPORT
+from folders import PYTHONPATH
 from installed import tool
 from standins.libcuda import DRIVER, includes
 from standins.standin import Driver, MissingError
@@ -406,7 +406,7 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
 def test_huge_pages_are_asked_for_unless_that_is_off(build: Callable[[Driver], Path], wanted: bool) -> None:
     needs_two_processors()
     off = {} if wanted else {"PINNING_COPIES_HUGE_PAGES": "off"}
-    done = run_script(build, "huge_pages.py", PYTHONPATH=str(SUPPORT), **off)
+    done = run_script(build, "huge_pages.py", PYTHONPATH=PYTHONPATH, **off)
     assert done.stderr == ""
     assert done.stdout.split()[0 if wanted else 1] == "True"
 
