@@ -9,10 +9,12 @@ user, when memory is short, and when a lock finds no room.
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
+from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
+from libcpp.vector cimport vector
 
 from pinning.interop.memory_of cimport Bytes, Export, export
-from pinning.map.native cimport Budget, CRegion, process_budget, process_watcher
+from pinning.map.native cimport Budget, CPinnedMap, CRegion, process_budget, process_watcher
 
 import mmap
 from contextlib import suppress
@@ -149,6 +151,51 @@ def clear_up() -> None:
     collect()
 
 
+def changes(device: object) -> int:
+    """How often what is locked or cached for a device has changed: read it before looking for room, for `give_way`."""
+    cdef PinnedMap pinned_map
+    cdef uint64_t count = budget.ended()
+    for pinned_map in _maps:
+        if pinned_map.device is device:
+            count += pinned_map.map.changes()
+    return count
+
+
+def give_way(device: object, uint64_t needed, before: int) -> bool:
+    """Give back the least recently used region cached for a device, if at least `needed` bytes are cached there.
+
+    Otherwise wait for an unlock in progress in another thread. Return whether there may be more room now, or might have
+    been: regions are not looked at all at once, so if any has changed since `before`, the caller looks again.
+    """
+    cdef PinnedMap pinned_map
+    cdef CPinnedMap* map
+    cdef vector[CRegion] regions
+    cdef CRegion region
+    cdef list cached = []
+    cdef uint64_t unlocks, most = NO_LIMIT
+    cdef bint refused = False
+    cdef cbool ended
+    for pinned_map in _maps:
+        if pinned_map.device is not device or not pinned_map.map.has_idle():
+            continue
+        map = pinned_map.map
+        with nogil:
+            regions = map.overlapping(1, most, True)
+        cached += [(region.serial, region.start, region.size, pinned_map) for region in regions if region.idle]
+    if sum([size for _, _, size, _ in cached]) >= needed:
+        for _, start, _, pinned_map in sorted(cached):  # no two serials are equal
+            refused |= give_back_one(pinned_map, start)
+            if not pinned_map.map.serial_at(start):
+                collect()
+                return True
+    unlocks = budget.ended()
+    if not refused and changes(device) != before:
+        return True
+    with nogil:
+        ended = budget.wait_for_an_end(unlocks)
+    return ended
+
+
 def give_back_crossing(PinnedMap pinned_map not None, ptr: int, size: int) -> bool:
     """Give back cached regions that overlap a range and differ from it; return whether the range itself is registered.
 
@@ -170,11 +217,6 @@ def give_back_for(uint64_t nbytes) -> bool:
         given = budget.give_back(nbytes)
     collect()
     return given != 0
-
-
-def idle() -> int:
-    """Bytes cached for all devices."""
-    return budget.figures().idle
 
 
 def make_room(uint64_t size) -> None:

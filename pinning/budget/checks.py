@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,6 +14,7 @@ from pinning.plugin import Device, LockLimit
 # A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
 WORTH_A_LOOK = 16 << 20
+MOST_LOOKS = 64  # at a limit while other threads lock and unlock; a lock that does not fit must end
 
 
 def check_room(size: int, device: Device, *, fresh: bool) -> None:
@@ -29,19 +29,20 @@ def check_room(size: int, device: Device, *, fresh: bool) -> None:
     if lock_limit is None:
         return
     with suppress(OSError):
-        room = _room(lock_limit())
-        if fresh and size > room.free:
-            cache.clear_up()
-            while size > room.free and cache.idle() >= size - room.free and cache.give_back_for(size - room.free):
-                room = _room(lock_limit())
+        cleared = False
+        for _ in range(MOST_LOOKS):
+            changes = cache.changes(device)
+            lock = lock_limit()
+            if lock is None:
+                return
+            room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
+            if size > room.free and not cleared:
+                cleared = True
+                cache.clear_up()
+            elif size <= room.free or not cache.give_way(device, size - room.free, changes):
+                break
         if size > (room.free if fresh else room.limit):
             check(size, room)
-
-
-def _room(lock: LockLimit | None) -> Room:
-    if lock is None:
-        return Room("", sys.maxsize, sys.maxsize, "")
-    return Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
 
 
 def check_memory(size: int) -> None:

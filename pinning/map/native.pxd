@@ -69,6 +69,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         bool keeps(uint64_t size) noexcept
         uint64_t trim(uint64_t bytes) except +raise_in_python
         uint64_t give_back(uint64_t bytes) except +raise_in_python
+        uint64_t ended() noexcept
+        bool wait_for_an_end(uint64_t ended) noexcept
 
     Budget& process_budget() except +
 

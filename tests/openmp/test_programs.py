@@ -16,6 +16,7 @@ from programs import SOURCES, TOOL, Ran, run, run_plain
 
 from child_process import ordinary_user
 from folders import SUPPORT
+from limits import needs_room_to_lock
 from mapped_memory import PAGE
 
 MIB = 1 << 20
@@ -163,6 +164,7 @@ def test_where_it_is_mandatory_the_program_ends(buffers: Path) -> None:
 
 
 def test_where_it_is_mandatory_the_program_ends_if_its_own_locks_leave_no_room(buffers: Path) -> None:
+    needs_room_to_lock(9 * MIB)
     ran = run(buffers, "beside an own lock", 4 * MIB, lock_mapped="mandatory", lock_budget="6MiB")
     assert ran.code == 1
     assert "cannot be locked for host:0: PINNING_LOCK_BUDGET allows 6 MiB at once" in ran.errors
