@@ -126,6 +126,7 @@ def run() -> DoctorReport:
     with suppress(Exception):  # of any type: third parties write plugins
         default = pinning.default_device()
     rows = [_device(device, default=device is default) for device in present]
+    addresses = {row.name: row.pci_address for row in rows}
     groups = list(cgroup_memory())
     return DoctorReport(
         version=version("pinning"),
@@ -133,7 +134,9 @@ def run() -> DoctorReport:
         kernel=platform.release(),
         plugins=[_plugin(each) for each in pinning.plugins()],
         devices=rows,
-        pairs=[_pair(*pair) for pair in combinations(filter(_has_memory, present), 2) if _of_one_vendor(*pair)],
+        pairs=[
+            _pair(*pair, addresses) for pair in combinations(filter(_has_memory, present), 2) if _of_one_vendor(*pair)
+        ],
         budget=pinning.budget(),
         memory=system_memory(),
         control_groups=groups,
@@ -212,20 +215,14 @@ def _of_one_vendor(first: Device, second: Device) -> bool:
     return first.vendor == second.vendor
 
 
-def _pair(first: Device, second: Device) -> PairRow:
+def _pair(first: Device, second: Device, addresses: dict[str, str | None]) -> PairRow:
     connection = link = None
     with suppress(Exception):  # of any type: third parties write plugins
         connection = pinning.memory_connection(first, second).name
     with suppress(Exception):
         link = first.link_to(second) if isinstance(first, LinkedDevice) else None
-    places = [_address(device) for device in (first, second)]
+    places = [addresses[device.name] for device in (first, second)]
     return PairRow(first.name, second.name, connection, link, topology.way_between(*places))
-
-
-def _address(device: Device) -> str | None:
-    with suppress(Exception):
-        return getattr(device, "pci_address", None)
-    return None
 
 
 def _unused() -> Iterator[Advice]:

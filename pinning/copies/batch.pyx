@@ -11,7 +11,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from pinning.copies.ends cimport End, check_vendor, resolve_end
+from pinning.copies.ends cimport End, is_foreign, out_of_reach, resolve_end
 from pinning.copies.work cimport CopyOperation, NativeCopy
 from pinning.locking.lock cimport map_of
 from pinning.map.adapters cimport vendor_of
@@ -414,8 +414,8 @@ cdef object first_device(Words side):
 
 cdef int check_vendors(list devices, Submitter queue) except -1:
     for device in devices:
-        if device is not queue.device:
-            check_vendor(device, queue)
+        if is_foreign(device, queue):
+            raise out_of_reach(device, queue)
     return 0
 
 

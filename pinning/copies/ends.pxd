@@ -15,6 +15,7 @@ cdef class End:
     cpdef int check_reach(self, object queue) except -1
 
 
-cdef int check_vendor(object device, object queue) except -1
+cdef bint is_foreign(object device, object queue) except -1
+cdef object out_of_reach(object device, object queue)  # the error
 cdef End resolve_end(object buffer, object preferred)
 cdef int refuse_other_order(object dst, object src, End to) except -1

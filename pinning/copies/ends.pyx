@@ -49,7 +49,7 @@ cdef object FIELD_NAME = re.compile(":[^:]*:")  # in the format of a structure
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class End:
-    """One end of a copy: ends.pxd says what it has."""
+    """One end of a copy; ends.pxd describes its attributes."""
 
     def __init__(self, ptr: int, size: int | None, device: MemoryDevice | None, bint read_only, owner: object) -> None:
         self.ptr, self.bytes = ptr, 0 if size is None else size
@@ -69,17 +69,14 @@ cdef class End:
 
     cpdef int check_reach(self, object queue) except -1:  # type: (Queue) -> int
         """Raise ArgumentError if a queue's device does not know this memory, and would take it for the host's."""
-        if (
-            self.device is None or self.device is queue.device or self.device.vendor == queue.device.vendor
-            or devices.is_host(self.device)
-        ):
+        if self.device is None or not is_foreign(self.device, queue):
             return 0
         cdef VendorDevice* vendor = vendor_of(self.device)
         cdef optional[CMemoryInfo] info
         with nogil:
             info = vendor.memory_info(self.ptr)
         if not info.has_value() or dereference(info).kind != CMemoryKind.shared:  # that is the host's too
-            check_vendor(self.device, queue)
+            raise out_of_reach(self.device, queue)
         return 0
 
     def __repr__(self):
@@ -96,11 +93,14 @@ def end_of(buffer: Buffer | Lock, preferred: Device | None = None) -> End:
     return resolve_end(buffer, preferred)
 
 
-cdef int check_vendor(object device, object queue) except -1:
-    if device.vendor != queue.device.vendor and not devices.is_host(device):
-        raise ArgumentError(f"{queue!r} cannot copy or fill memory of {device.name}, a device of another vendor: give a "
-                            "queue of that device; copy_async alone also copies between devices of two vendors")
-    return 0
+cdef bint is_foreign(object device, object queue) except -1:
+    """Whether a device's memory is neither the host's nor of the vendor of a queue."""
+    return device is not queue.device and device.vendor != queue.device.vendor and not devices.is_host(device)
+
+
+cdef object out_of_reach(object device, object queue):
+    return ArgumentError(f"{queue!r} cannot copy or fill memory of {device.name}, a device of another vendor: give a queue "
+                         "of that device; copy_async alone also copies between devices of two vendors")
 
 
 cdef End new_end(uint64_t ptr, uint64_t size, object device, bint read_only, object owner):
