@@ -351,9 +351,8 @@ std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vect
     transfer->ranges.push_back({at, toward == Toward::device ? part.src : part.dst, part.src});
     at += part.size;
   }
-  CopyItem const& first = parts[0];
-  bool const overlaps = first.dst < first.src + first.size && first.src < first.dst + first.size;
-  if (toward == Toward::in_host && parts.size() == 1 && overlaps) transfer->slice = first.size;
+  auto const overlaps = [](CopyItem const& each) { return each.dst < each.src + each.size && each.src < each.dst + each.size; };
+  if (toward == Toward::in_host && std::ranges::any_of(parts, overlaps)) transfer->slice = at;  // moved as by memmove
   return copy_parts(queue, std::move(transfer), at, parts, limits);
 }
 

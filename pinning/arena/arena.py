@@ -166,7 +166,7 @@ class Arena(Space):
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop
         for each in self.devices:
-            check_room(last - first, each, fresh=True)
+            check_room(last - first, each)
         run_deferred()  # dropped objects may hold memory, or the name
         memory = map_memory(
             size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
@@ -370,9 +370,10 @@ class Arena(Space):
                 f"at most {self.largest_available} in one piece: free some, or make it with a larger grow="
             )
         for each in self.devices:
-            check_room(more, each, fresh=True)
+            check_room(more, each)
         if memory.page == PAGE:
             check_memory(more)
+        check_budget(more)
         self._alone(self._extend, memory, more, end)
 
     def _extend(self, memory: Memory, more: int, end: int | None) -> None:
@@ -398,12 +399,11 @@ class Arena(Space):
         needed = -(self.ptr + end) % step + size
         more = max(needed, min(_STEP, self.maximum - end))
         try:
-            check_budget(more)
-            for each in self.devices:
-                check_room(more, each, fresh=True)
+            self._grow(more, end)
         except LockLimitError:
-            more = needed
-        self._grow(more, end)
+            if more == needed:
+                raise
+            self._grow(needed, end)
 
     def placement(self) -> dict[int, int]:
         """Bytes of this process's part on each NUMA node of the machine, estimated by samples.

@@ -144,56 +144,26 @@ cdef bint give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
 
 
 def clear_up() -> None:
-    """Make room: unlock invalidated regions, and cached regions whose memory has no other user."""
+    """Make room: unlock invalidated regions, and cached regions whose memory has no other user.
+
+    Waits for an unlock in progress in another thread.
+    """
+    cdef cbool ended
     for pinned_map in _maps:
         with suppress(PinningError):
             pinned_map.drain_invalidations()
     collect()
-
-
-def changes(device: object) -> int:
-    """How often what is locked or cached for a device has changed: read it before looking for room, for `give_way`."""
-    cdef PinnedMap pinned_map
-    cdef uint64_t count = budget.ended()
-    for pinned_map in _maps:
-        if pinned_map.device is device:
-            count += pinned_map.map.changes()
-    return count
-
-
-def give_way(device: object, uint64_t needed, before: int) -> bool:
-    """Give back the least recently used region cached for a device, if at least `needed` bytes are cached there.
-
-    Otherwise wait for an unlock in progress in another thread. Return whether there may be more room now, or might have
-    been: regions are not looked at all at once, so if any has changed since `before`, the caller looks again.
-    """
-    cdef PinnedMap pinned_map
-    cdef CPinnedMap* map
-    cdef vector[CRegion] regions
-    cdef CRegion region
-    cdef list cached = []
-    cdef uint64_t unlocks, most = NO_LIMIT
-    cdef bint refused = False
-    cdef cbool ended
-    for pinned_map in _maps:
-        if pinned_map.device is not device or not pinned_map.map.has_idle():
-            continue
-        map = pinned_map.map
-        with nogil:
-            regions = map.overlapping(1, most, True)
-        cached += [(region.serial, region.start, region.size, pinned_map) for region in regions if region.idle]
-    if sum([size for _, _, size, _ in cached]) >= needed:
-        for _, start, _, pinned_map in sorted(cached):  # no two serials are equal
-            refused |= give_back_one(pinned_map, start)
-            if not pinned_map.map.serial_at(start):
-                collect()
-                return True
-    unlocks = budget.ended()
-    if not refused and changes(device) != before:
-        return True
     with nogil:
-        ended = budget.wait_for_an_end(unlocks)
-    return ended
+        ended = budget.wait_for_an_end(budget.ended())
+
+
+def cached(device: object) -> int:
+    """Bytes of the regions that are cached for a device."""
+    cdef PinnedMap pinned_map
+    return sum([
+        region.size for pinned_map in _maps if pinned_map.device is device and pinned_map.map.has_idle()
+        for region in pinned_map.overlapping(1, NO_LIMIT, idle=True) if region.idle
+    ])
 
 
 def give_back_crossing(PinnedMap pinned_map not None, ptr: int, size: int) -> bool:

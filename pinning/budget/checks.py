@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether there is room for a lock, if necessary after cached regions were given back."""
+"""Whether there is room for a lock, with what the cache can give back."""
 
 from __future__ import annotations
 
@@ -14,35 +14,43 @@ from pinning.plugin import Device, LockLimit
 # A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
 WORTH_A_LOOK = 16 << 20
-MOST_LOOKS = 64  # at a limit while other threads lock and unlock; a lock that does not fit must end
 
 
-def check_room(size: int, device: Device, *, fresh: bool) -> None:
-    """Refuse to lock `size` more bytes if a limit of the device has no room even after cached regions were given back.
+def check_limit(size: int, device: Device) -> None:
+    """Refuse a lock of `size` bytes that is larger than a limit of the device. Raises as `check_room`.
 
-    `fresh`: none of the pages is locked yet. Those that are count once, so without it only a lock that is larger than
-    the whole limit is refused here, and the vendor refuses what does not fit. So it does if the limit cannot be read,
-    without /proc or a free descriptor. Raises LockLimitError with limit, need, remedy.
+    What other locks have used of the limit is the vendor's to check: pages that are locked already count once.
     """
+    limit = _lock_limit(device)
+    if limit is not None and size > limit.limit:
+        check(size, _room(limit))
+
+
+def check_room(size: int, device: Device) -> None:
+    """Refuse to lock `size` bytes of new pages if a limit of the device has no room, even with an empty cache.
+
+    Without /proc or a free descriptor the limit cannot be read, and the vendor refuses what does not fit. Raises
+    LockLimitError with limit, need, remedy.
+    """
+    for cleared in (False, True):
+        limit = _lock_limit(device)
+        if limit is None or size <= limit.limit - limit.used + cache.cached(device):
+            return
+        if cleared:
+            check(size, _room(limit))
+        cache.clear_up()
+
+
+def _lock_limit(device: Device) -> LockLimit | None:
     # isinstance(device, LimitedDevice) would take 20 us.
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    if lock_limit is None:
-        return
     with suppress(OSError):
-        cleared = False
-        for _ in range(MOST_LOOKS):
-            changes = cache.changes(device)
-            lock = lock_limit()
-            if lock is None:
-                return
-            room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
-            if size > room.free and not cleared:
-                cleared = True
-                cache.clear_up()
-            elif size <= room.free or not cache.give_way(device, size - room.free, changes):
-                break
-        if size > (room.free if fresh else room.limit):
-            check(size, room)
+        return None if lock_limit is None else lock_limit()
+    return None
+
+
+def _room(limit: LockLimit) -> Room:
+    return Room(limit.name, limit.limit, limit.limit - limit.used, limit.remedy)
 
 
 def check_memory(size: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pinning.budget import cache as _cache
-from pinning.budget.checks import check_memory, check_room
+from pinning.budget.checks import check_limit, check_memory
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import Device
@@ -123,10 +123,9 @@ def give_back_idle(nbytes: int | None = None) -> int:
 def check_lock(size: int, device: Device, resident: bool) -> None:
     """Refuse a lock that cannot fit even with an empty cache, before any page is touched. Raises as `check_room`.
 
-    `resident`: the pages are in memory already, so locking takes no more of it. A limit of the device that other locks
-    have used in part is the vendor's to check: pages that are locked already count once.
+    `resident`: the pages are in memory already, so locking takes no more of it.
     """
-    check_room(size, device, fresh=False)
+    check_limit(size, device)
     if not resident:
         check_memory(size)
     check_budget(size)

@@ -319,6 +319,11 @@ class LimitedDevice(FakeDevice):
     def lock_limit(self) -> LockLimit:
         return LockLimit("FAKE_LIMIT", 2 * SIZE, sum(self.locked.values()), "ask for more")
 
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        if sum(self.locked.values()) + size > 2 * SIZE:
+            raise LockLimitError("FAKE_LIMIT")
+        return super().data_lock(ptr, size, read_only)
+
 
 @pytest.mark.parametrize("over", [0, 1], ids=["as much as there is", "a byte more"])
 def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
@@ -327,14 +332,36 @@ def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
     idle = [numpy.zeros(SIZE, "u1") for _ in range(2)]
     for array in idle:
         pinning.lock(array, device=device).unlock()
+    both = numpy.zeros(2 * SIZE + over, "u1")
     if over:
         with pytest.raises(LockLimitError, match="FAKE_LIMIT"):
-            check_room(2 * SIZE + 1, device, fresh=True)
+            check_room(both.size, device)
+        with pytest.raises(LockLimitError, match="FAKE_LIMIT"):
+            pinning.lock(both, device=device)
         assert set(device.locked) == {array.ctypes.data for array in idle}
     else:
-        check_room(2 * SIZE, device, fresh=True)
-        assert not device.locked
+        check_room(both.size, device)
+        with pinning.lock(both, device=device):
+            assert set(device.locked) == {both.ctypes.data}
     pinning.give_back_idle()
+
+
+def test_a_lock_refused_while_another_thread_unlocked_is_tried_again() -> None:
+    class SlowToExplain(FakeDevice):
+        """Looks for the reason of a refusal when another thread has made room already."""
+
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            if ptr == last.ctypes.data and locks:
+                in_threads(pinning.Lock.unlock, [locks.pop()])
+                raise VendorError("fakeRegister", 12, "FAKE_NO_REASON")
+            return super().data_lock(ptr, size, read_only)
+
+    device = SlowToExplain("fake:slow to explain")
+    *others, last = (numpy.zeros(SIZE, "u1") for _ in range(4))
+    locks = [pinning.lock(array, device=device) for array in others]
+    with pinning.lock(last, device=device):
+        assert not locks
+        assert set(device.locked) == {last.ctypes.data}
 
 
 def test_a_lock_without_room_asks_once_for_what_the_vendor_keeps(device: FakeDevice) -> None:

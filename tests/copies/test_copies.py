@@ -125,6 +125,11 @@ def test_ranges_of_the_host_may_overlap(queue: pinning.Queue, device: FakeMemory
     expected = array[:-1000].copy()
     run(device, pinning.copy_async(array[1000:], array[:-1000], queue=queue).done)
     assert (array[1000:] == expected).all()
+    expected[1000:] = array[:-2000]
+    other, beside = noise(SIZE, 2), numpy.zeros(SIZE, "u1")
+    run(device, pinning.copy_batch_async([beside, array[1000:-1000]], [other, array[:-2000]], queue=queue).done)
+    assert (array[1000:-1000] == expected[1000:]).all()
+    assert (beside == other).all()
 
 
 def test_where_no_memory_can_be_pinned_copies_are_plain(

@@ -18,7 +18,7 @@ import pytest
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
 from pinning.budget import checks as module
-from pinning.budget.checks import WORTH_A_LOOK, check_memory, check_room
+from pinning.budget.checks import WORTH_A_LOOK, check_limit, check_memory, check_room
 from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
@@ -115,33 +115,33 @@ def test_a_lock_larger_than_all_memory_is_refused() -> None:
 class TestLimitOfTheDevice:
     def test_fresh_pages_need_what_is_left(self) -> None:
         device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
-        check_room(6000, device, fresh=True)
+        check_room(6000, device)
         with pytest.raises(LockLimitError) as refusal:
-            check_room(6001, device, fresh=True)
+            check_room(6001, device)
         for part in ("6001 bytes", "RLIMIT_TEST", "10000 bytes", "6000 bytes", "testlimit -u"):
             assert part in str(refusal.value)
 
     def test_pages_that_may_be_locked_already_need_no_more_than_the_limit(self) -> None:
         device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
-        check_room(10000, device, fresh=False)
+        check_limit(10000, device)
         with pytest.raises(LockLimitError, match="RLIMIT_TEST"):
-            check_room(10001, device, fresh=False)
+            check_limit(10001, device)
 
     def test_limit_that_is_exceeded_already(self) -> None:
         device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 1000, 4000, "testlimit -u"))
         with pytest.raises(LockLimitError, match="of which 0 bytes"):
-            check_room(1, device, fresh=True)
+            check_room(1, device)
 
     @pytest.mark.parametrize("device", [FakeDevice(), FakeLimitedDevice(None)])
     def test_device_without_a_limit(self, device: FakeDevice) -> None:
-        check_room(16 * GIB, device, fresh=True)
+        check_room(16 * GIB, device)
 
     def test_ordinary_user_learns_the_command(self) -> None:
         def check() -> None:
             device = plugin.device(0)
-            check_room(8 << 20, device, fresh=True)
+            check_room(8 << 20, device)
             with pytest.raises(LockLimitError, match=r"RLIMIT_MEMLOCK .* 8388608 bytes .* prlimit --memlock=unlimited"):
-                check_room((8 << 20) + 1, device, fresh=True)
+                check_room((8 << 20) + 1, device)
 
         run_as_ordinary_user(check)
 

@@ -168,8 +168,9 @@ class Budget {
     return given;
   }
   /// Make a call that a vendor may refuse for lack of room, and repeat it once idle regions of as many bytes are given
-  /// back. If memory is short or a limit is reached, also repeat it when another thread's unlock has ended or has left
-  /// a region idle, so that threads that need the same room can take turns (64 times at most).
+  /// back. Threads that need the same room take turns: if memory is short or a limit is reached, the call is repeated
+  /// when another thread's unlock has ended or has left a region idle; after another refusal only if such an unlock
+  /// ended meanwhile, because the vendor may have looked for the reason when there was room again (64 times at most).
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
     for (int tries = 64; tries > 0; --tries) {
@@ -183,10 +184,12 @@ class Budget {
       } catch (std::exception const& error) {
         auto const* const refused = dynamic_cast<VendorError const*>(&error);
         bool const no_room = refused != nullptr ? refused->call.no_memory : dynamic_cast<LockLimit const*>(&error) != nullptr;
+        if (!no_room && wait_for_an_end(before)) continue;
         std::exception_ptr refusal;
         if (give_back(bytes, &refusal) == 0) {
           bool const became_idle = refusal == nullptr && idle_ != 0;  // after that had begun
-          if (!no_room || !(became_idle || wait_for_an_end(before))) throw;
+          // The refused unlock of this thread has ended too, and makes no room.
+          if (!no_room || !(became_idle || wait_for_an_end(refusal ? ended() : before))) throw;
         }
         if (!no_room) break;
       }
