@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo doctor bench test test-slow test-all lint docs clean
+.PHONY: demo doctor bench test test-slow test-all lint docs native clean
 
 demo: $(VENV)/installed
 	@$(BIN)/pinning demo
@@ -48,6 +48,13 @@ lint: $(VENV)/installed-for-tests
 docs: $(VENV)/installed-for-docs
 	@$(BIN)/python -m sphinx -q -W --keep-going docs build/site
 	@echo "See build/site/index.html"
+
+# What a C or C++ program builds from, without Python.
+native: TARBALL := dist/pinning-native.tar.gz
+native:
+	@mkdir -p $(dir $(TARBALL))
+	@tar -czf $(TARBALL) --transform 's,^,pinning-native/,' LICENSE native pagetable/include pagetable/cmake
+	@echo "See $(TARBALL), and in it: cmake -S pinning-native/native -B build"
 
 clean:
 	rm -rf $(VENV)

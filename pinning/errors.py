@@ -24,16 +24,15 @@ class PartialOverlapError(InvalidRangeError):
     Attributes
     ----------
     wanted, region, both : tuple of int
-        The refused range, what it overlaps, and the range that covers these two, each as ``(address, size)``, which
-        `lock` takes.
+        The refused range, the first region that it overlaps, and the range that covers it and all that it overlaps,
+        each as ``(address, size)``, which `lock` takes.
     """
 
-    def __init__(self, message: str, wanted: tuple[int, int], region: tuple[int, int]) -> None:
-        super().__init__(message, wanted, region)
+    def __init__(self, message: str, wanted: tuple[int, int], region: tuple[int, int], both: tuple[int, int]) -> None:
+        super().__init__(message, wanted, region, both)
         self.wanted = wanted
         self.region = region
-        start = min(wanted[0], region[0])
-        self.both = (start, max(sum(wanted), sum(region)) - start)
+        self.both = both
 
     def __str__(self) -> str:
         return str(self.args[0])

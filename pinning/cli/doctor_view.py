@@ -55,7 +55,8 @@ def show_copies(report: DoctorReport, to: Console) -> None:
         if not rows:
             continue
         to.print(f"{device.name}, {device.description}; pinning {report.version}, Linux {report.kernel}", markup=False)
-        to.print("\n| GB/s | size | pageable, by the driver | by pinning | locked |\n|---|---|---|---|---|")
+        by = "memcpy" if device.name.startswith("host:") else "the driver"
+        to.print(f"\n| GB/s | size | pageable, by {by} | by pinning | locked |\n|---|---|---|---|---|")
         for row in rows:
             times = (row.pageable, row.by_pinning, row.locked)
             rates = (rate(row.size, each.median).removesuffix(" GB/s") if each else "" for each in times)

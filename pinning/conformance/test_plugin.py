@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from pinning import PinningError, PluginUnavailableError, VendorError
+from pinning.conformance.conftest import missing_members
 from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin, Device, Plugin, UncertainDevice
 
 
@@ -56,6 +57,7 @@ def test_a_device_that_is_not_there(plugin: Plugin) -> None:
 
 
 def test_a_device_has_the_members_of_the_interface(device: Device) -> None:
+    assert missing_members(device) == [], "see pinning.plugin.Device; AutomaticLocking has all but the vendor's calls"
     assert isinstance(device, Device)
 
 

@@ -289,7 +289,7 @@ def lock(
     read_only : bool, optional
         Whether the device may only read the memory; by default this follows the buffer and its mapping.
     piece : int, optional
-        Lock in pieces of this many bytes. A GPU stalls while memory is locked, 20 to 40 ms per GiB: pieces bound that.
+        Lock in pieces of this many bytes. A GPU stalls while memory is locked, 18 to 54 ms per GiB: pieces bound that.
         But copies by other libraries that cross a border between pieces then fail.
     unit : int, optional
         Lock in pieces whose sizes are multiples of this many bytes, counted from the start of the buffer: no copy of

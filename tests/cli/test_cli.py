@@ -340,7 +340,7 @@ def test_doctor_measures_copies(pinning: Pinning) -> None:
     rows = pinning.json("doctor", "--measure", first=HOST_ALONE)["copies"]["host:0"]
     assert [(row["direction"], row["pageable"]["median"] > 0) for row in rows[:1]] == [("to the device", True)]
     said = pinning.text("doctor", "--measure", first=HOST_ALONE)
-    table = r"\| GB/s \| size \| pageable, by the driver \|.* \|---\|.* \| to the device \| \d+ .iB \| [\d.]+ \|"
+    table = r"\| GB/s \| size \| pageable, by memcpy \|.* \|---\|.* \| to the device \| \d+ .iB \| [\d.]+ \|"
     assert re.search(table, said), said
 
 

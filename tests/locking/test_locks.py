@@ -275,6 +275,24 @@ def test_an_overlap_says_what_to_unlock_and_then_to_lock(device: FakeDevice) -> 
         assert (lock.ptr, lock.size) == (start, 1000)
 
 
+def test_an_overlap_with_several_regions_names_all_that_are_in_the_way(device: FakeDevice) -> None:
+    values = np.zeros(1000, np.uint8)
+    start = address_of(values)
+    pinning.budget(idle=True)
+    try:
+        pinning.lock(values[300:310], device=device).unlock()  # idle, so not in the way
+        parts = [pinning.lock(values[at : at + 100], device=device) for at in (0, 200, 890)]
+        told = rf"{start + 100:#x}\) \(100 bytes\) and 2 more; .* unlock these, then lock .*{start + 990:#x}\)"
+        with pytest.raises(PartialOverlapError, match=told) as caught:
+            pinning.lock(values[50:900], device=device)
+        for part in parts:
+            part.unlock()
+        with pinning.lock(caught.value.both, device=device) as lock:
+            assert (lock.ptr, lock.size) == (start, 990)
+    finally:
+        pinning.budget(idle=False)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_block_that_raises_unlocks(device: FakeDevice, error: type[BaseException]) -> None:
     with pytest.raises(error), pinning.lock(bytearray(100), device=device):

@@ -27,10 +27,12 @@ def package() -> Installed:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``cmake --install`` installs from native/, in a folder that has been moved since."""
+    """What ``cmake --install`` installs from what `make native` packs, in a folder that has been moved since."""
     cmake = tool("cmake", "pip install cmake")
     folder = tmp_path_factory.mktemp("alone")
-    run(cmake, "-S", ROOT / "native", "-B", folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib", folder=folder)
+    run("make", "-C", ROOT, "native", f"TARBALL={folder / 'native.tar.gz'}", folder=folder)
+    run("tar", "-xf", folder / "native.tar.gz", folder=folder)
+    run(cmake, "-S", "pinning-native/native", "-B", "build", "-DCMAKE_INSTALL_LIBDIR=lib", folder=folder)
     # Not compiled again, which would take minutes: they are the same.
     shutil.copy(library_dirs()[0] / "libpinning.so.0", folder / "build")
     shutil.copy(library_dirs()[0] / "libpinning_run.so", folder / "build" / "tool")

@@ -5,7 +5,6 @@
 #error "pinning needs C++20: compile with -std=c++20"
 #endif
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
@@ -17,6 +16,13 @@
 namespace pinning {
 
 using Address = std::uint64_t;
+
+/// The bytes [start, end).
+struct Span {
+  Address start, end;
+
+  friend bool operator==(Span const&, Span const&) = default;
+};
 
 inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
 
@@ -66,31 +72,24 @@ enum class By : std::uint8_t { us, others };
 /// A range that shares bytes with a region, or with what others have pinned, in a way that is not allowed.
 class PartialOverlap : public InvalidRange {
  public:
-  PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size, By by)
-      : InvalidRange("the range " + describe(start, size) + " overlaps the " +
-                     (by == By::us ? "locked region " + describe(region_start, region_size) +
+  /// `all`: the range that covers the wanted one and the regions that it overlaps: `region`, and `more`.
+  PartialOverlap(Span wanted, Span region, By by, Span all, std::size_t more = 0)
+      : InvalidRange("the range " + said(wanted) + " overlaps the " +
+                     (by == By::us ? "locked region " + said(region) + (more > 0 ? " and " + std::to_string(more) + " more" : "") +
                                          "; a lock must lie inside a locked region or clear of all, a registration "
                                          "clear of all: unlock " +
-                                         way_out(start, start + size, region_start, region_start + region_size)
-                                   : "range " + describe(region_start, region_size) +
+                                         (more > 0 ? "these" : "[" + describe(region.start) + ", " + describe(region.end) + ")") +
+                                         (all == region ? " first" : ", then lock " + said(all))
+                                   : "range " + said(region) +
                                          ", which someone else has pinned; a lock must lie inside it or clear of it, a "
                                          "registration clear of it: lock the parts apart, or have its owner unpin it "
                                          "first (and refresh the map)")),
-        start(start), size(size), region_start(region_start), region_size(region_size) {}
+        wanted(wanted), region(region), all(all) {}
 
-  /// The refused range, and what it overlaps.
-  Address start;
-  std::uint64_t size;
-  Address region_start;
-  std::uint64_t region_size;
+  Span wanted, region, all;
 
  private:
-  static std::string way_out(Address start, Address end, Address region_start, Address region_end) {
-    std::string const region = "[" + describe(region_start) + ", " + describe(region_end) + ")";
-    if (region_start <= start && end <= region_end) return region + " first";
-    return region + ", then lock " +
-           describe(std::min(start, region_start), std::max(end, region_end) - std::min(start, region_start));
-  }
+  static std::string said(Span range) { return describe(range.start, range.end - range.start); }
 };
 
 /// No region is locked there.

@@ -49,11 +49,6 @@ struct CoherenceSupport {
   }
 };
 
-/// The bytes [start, end).
-struct Span {
-  Address start, end;
-};
-
 /// One device's vendor calls. A map makes them from any thread, several at once, and never while holding a lock of its
 /// own. What they throw reaches the map's caller unchanged.
 class Locker {

@@ -104,9 +104,11 @@ inline void raise_in_python() {
     error.raised.raise_again();
   } catch (PartialOverlap const& error) {
     PyObject* const type = type_of("PartialOverlapError");
+    auto const size = [](Span range) { return range.end - range.start; };
     PyObject* const refusal =
-        type == nullptr ? nullptr : PyObject_CallFunction(type, "s(KK)(KK)", error.what(), error.start, error.size,
-                                                          error.region_start, error.region_size);
+        type == nullptr ? nullptr : PyObject_CallFunction(type, "s(KK)(KK)(KK)", error.what(), error.wanted.start,
+                                                          size(error.wanted), error.region.start, size(error.region),
+                                                          error.all.start, size(error.all));
     if (refusal != nullptr) PyErr_SetObject(type, refusal);
     Py_XDECREF(refusal);
     Py_XDECREF(type);

@@ -172,7 +172,8 @@ inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& re
 inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex>& guard, Request& request,
                                                      Pinned const& pinned) {
   if (!contains(pinned, request.ptr, request.size)) {
-    throw PartialOverlap(request.ptr, request.size, pinned.base, pinned.size, By::others);
+    Span const wanted{request.ptr, request.ptr + request.size}, others{pinned.base, pinned.base + pinned.size};
+    throw PartialOverlap(wanted, others, By::others, {std::min(wanted.start, others.start), std::max(wanted.end, others.end)});
   }
   // Other threads may be adopting other parts of it. One of them enters the whole; if each tried the vendor again
   // instead, they would keep each other waiting.

@@ -45,7 +45,15 @@ inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region
     throw StillLocked("the region " + describe(region.start, region.size) +
                       " is half unlocked, because the vendor refused; unlock it again first");
   }
-  throw PartialOverlap(ptr, size, region.start, region.size, record.of_others() ? By::others : By::us);
+  Span const wanted{ptr, ptr + size};
+  Span all{std::min(ptr, region.start), std::max(wanted.end, region.end())};
+  std::size_t more = 0;
+  for (auto const& other : table_.overlapping(ptr, size)) {
+    if (other.id == region.id || table_.value(other.id).is_idle()) continue;
+    all = {std::min(all.start, other.start), std::max(all.end, other.end())};
+    ++more;
+  }
+  throw PartialOverlap(wanted, {region.start, region.end()}, record.of_others() ? By::others : By::us, all, more);
 }
 
 }  // namespace pinning
