@@ -125,6 +125,24 @@ def test_a_still_newer_libstdcxx_of_the_caller_counts(tmp_path: Path) -> None:
     assert mapped(output([prefix.program, "/proc/self/maps"], variables)) == {caller.library}
 
 
+def test_a_program_with_a_loader_and_a_c_library_of_its_own(tmp_path: Path) -> None:
+    """As those of nix and spack, here of the same version."""
+    compiler = shutil.which("cc") or pytest.skip("needs a C compiler")
+    maps = Path("/proc/self/maps").read_text()
+    for name in ("ld-linux", "libc.so", "libm.so"):
+        library = next(each.split()[-1] for each in maps.splitlines() if f"/{name}" in each)
+        shutil.copy(library, tmp_path)
+    loader = next(tmp_path.glob("ld-linux*"))
+    source, built = tmp_path / "program.c", tmp_path / "program"
+    source.write_text("""#include <stdio.h>
+int main(void) { FILE *maps = fopen("/proc/self/maps", "r"); int c; while ((c = getc(maps)) != EOF) putchar(c); }""")
+    own = [f"-Wl,--dynamic-linker={loader}", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run([compiler, source, "-o", built, *own], check=True)
+    told = output([built]).decode()
+    assert "/libpinning_run.so" in told
+    assert {path.name for path in tmp_path.glob("*.so*") if f"{path}\n" in told} >= {loader.name, "libc.so.6"}
+
+
 @pytest.mark.parametrize("way", ["program", "script", "loader"])
 def test_a_program_of_another_libc_runs_without_the_tool(tmp_path: Path, way: str) -> None:
     compiler = shutil.which("musl-gcc") or pytest.skip("needs musl-gcc: apt-get install musl-tools")

@@ -7,8 +7,10 @@ import ctypes
 import mmap
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +19,14 @@ import pytest
 
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
+from limits import needs_room_to_lock
+from own_process import run
 from pinning.budget import checks as module
 from pinning.budget.checks import WORTH_A_LOOK, check_limit, check_memory, check_room
 from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
+from pinning.machine.control_group import memory_group
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import LockLimit, PinnedInfo
 from pinning_host import plugin
@@ -234,6 +239,53 @@ def test_without_descriptors_what_cannot_be_read_does_not_bind() -> None:
             pinning.lock((mmap.PAGESIZE, 10), device="host")
 
     run_in_child(child)
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group with 256 MiB of memory: the file that takes its processes."""
+    mount, _, names = memory_group(Path("/"))
+    group = mount / f"pinning-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / names.limit).write_text(str(256 << 20))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"needs to make a control group of memory: {error.strerror}")
+    yield group / "cgroup.procs"
+    while (group / "cgroup.procs").read_text():
+        time.sleep(0.01)
+    group.rmdir()
+
+
+def test_in_a_small_control_group_what_does_not_fit_is_refused(small_group: Path) -> None:
+    needs_room_to_lock(512 << 20)
+    said = run(f"""
+        import mmap, os, pathlib, numpy, pinning
+        pathlib.Path({str(small_group)!r}).write_text(str(os.getpid()))
+        MIB = 1 << 20
+        def refused(call):
+            try:
+                call()
+            except pinning.LockLimitError as error:
+                return {small_group.parent.name!r} in str(error)
+        with pinning.lock(mmap.mmap(-1, 64 * MIB), device="host"):
+            pass
+        print(refused(lambda: pinning.lock(mmap.mmap(-1, 512 * MIB), device="host")))
+        print(refused(lambda: pinning.lock_async(mmap.mmap(-1, 512 * MIB), device="host").wait()))
+        print(refused(lambda: pinning.Arena(512 * MIB, "host")))
+        print(refused(lambda: pinning.alloc(512 * MIB, "host", device="host")))
+        locks = []
+        print(refused(lambda: [locks.append(pinning.lock(mmap.mmap(-1, 32 * MIB), device="host")) for _ in range(9)]))
+        print(4 <= len(locks) < 8)
+        for lock in locks:
+            lock.unlock()
+        here, there = numpy.ones(48 * MIB, "u1"), numpy.empty(48 * MIB, "u1")
+        pinning.copy(there, here, queue=pinning.Queue("host"))
+        print(numpy.array_equal(here, there), pinning.budget().used == 0)
+    """)
+    assert said.split() == ["True"] * 8
 
 
 # ---- idle regions ----

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from folders import ROOT
 TOOL = ROOT / "tools" / "peer_suites"
 sys.path.append(str(TOOL))
 
-from results import NOT_RUN, PASSED, Result, Row, compare, enter, of_junit  # noqa: E402
+from results import NOT_RUN, PASSED, Result, Row, compare, enter, of_junit, record  # noqa: E402
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="a" name="passes" status="run"/>
@@ -57,9 +58,11 @@ def test_each_case_is_counted_once(tmp_path: Path) -> None:
             {"by chance": passed} if "by chance" in cases else {}
         )
 
-    row = compare(bare, ours, again, {"^kn": "as documented"}, Row("a", "run", "2026-01-01", "12345678"))
+    row = compare(
+        bare, ours, again, {"^kn": "as documented"}, Row("a", "run", "2026-01-01", "12345678", {"torch": "2"})
+    )
     assert asked == [{"ours", "lost", "other output", "by chance"}, {"ours", "lost", "other output"}]
-    assert (row.passed, row.alike) == (["by chance", "mended", "same"], ["theirs"])
+    assert (row.passed, row.alike) == (["by chance", "mended", "same"], {"theirs": "failed: 1 != 2"})
     assert row.explained == {"known": "as documented"}
     assert row.ours == {"lost": NOT_RUN.reason, "other output": "passed, with another output", "ours": "1 != 2"}
     page = tmp_path / "page.md"
@@ -68,6 +71,16 @@ def test_each_case_is_counted_once(tmp_path: Path) -> None:
     enter(row, page)
     assert page.read_text().splitlines()[2:5] == [str(row), "", "Text."]
     assert str(row).startswith("| a | run | 2026-01-01 | 12345678 | 8 | 3 | 1 | 1 | 3 | ")
+    file = tmp_path / "page.json"
+    assert record(row, file) == []
+    row.alike = {"same": "skipped"}
+    assert record(row, file) == ["same: passed -> alike: skipped", "theirs: alike: failed: 1 != 2 -> passed"]
+    told = json.loads(file.read_text())["a, run"]
+    assert (told["versions"], told["cases"], told["not passed"]["known"]) == (
+        {"torch": "2"},
+        8,
+        "explained: as documented",
+    )
 
 
 def test_a_suite_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 
 PATH is a clone of that project, with or without a work tree, or the source of a release; nothing is written there. For
 each way to put ours in place, one row is printed, and entered in the table of docs/compatibility.md, which says what
-each suite needs. The status is 1 if a case fails because of ours.
+each suite needs; compatibility.json beside it has the versions, and how each case ended that has not passed. What
+differs from the run before is printed. The status is 1 if a case fails because of ours.
 
 A suite is a module in `suites`: `WAYS` names the ways to put ours in place, `EXPLAINED` the differences that the
 documentation explains, and ``run(checkout, work, way, only)`` returns the results of its cases. `way` is "bare" to run
@@ -16,15 +17,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from results import Row, compare, enter
+from results import Row, compare, enter, record
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ["torch", "cupy-cuda13x", "numba-cuda", "cuda-bindings", "cuda-core", "jax", "rmm-cu13", "kvikio-cu13"]
 SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[a-z]*.py"))
 
 
@@ -45,6 +51,18 @@ def checkout(path: Path, work: Path, only: list[str]) -> tuple[Path, str]:
         if archive.wait() != 0:
             raise SystemExit(f"{path}: git archive HEAD failed")
     return files, name
+
+
+def versions() -> dict[str, str]:
+    """What this machine runs a suite with."""
+    found = {"linux": platform.release(), "python": platform.python_version(), "pinning": version("pinning")}
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists() and (number := re.search(r"\b\d+(\.\d+)+\b", driver.read_text())):
+        found["nvidia"] = number[0]
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit(f"no case of {asked.name} was found in {asked.path}")
     failed = False
     for way in asked.way or suite.WAYS:
-        row = Row(asked.name.replace("_", " "), way, datetime.date.today().isoformat(), commit)
+        row = Row(asked.name.replace("_", " "), way, datetime.date.today().isoformat(), commit, versions())
         compare(
             bare,
             suite.run(files, work, way, None),
@@ -79,6 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(row, *(f"  {case}: {why}" for case, why in row.ours.items()), sep="\n", flush=True)
         if asked.page.exists():
             enter(row, asked.page)
+            for change in record(row, asked.page.with_suffix(".json")):
+                print(f"  since the run before: {change}", flush=True)
         failed |= bool(row.ours)
     return failed
 

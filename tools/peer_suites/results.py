@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -63,8 +64,9 @@ class Row:
     way: str
     date: str
     commit: str
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what it ran with
     passed: list[str] = field(default_factory=list)
-    alike: list[str] = field(default_factory=list)  # not passed, the same as bare
+    alike: dict[str, str] = field(default_factory=dict)  # not passed, the same as bare: how
     explained: dict[str, str] = field(default_factory=dict)  # a difference that the documentation explains
     ours: dict[str, str] = field(default_factory=dict)  # failed because of ours, and the reason
 
@@ -72,13 +74,24 @@ class Row:
     def cases(self) -> int:
         return len(self.passed) + len(self.alike) + len(self.explained) + len(self.ours)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        parts = {"passed": self.passed, "alike": self.alike, "explained": self.explained, "ours failed": self.ours}
+        return {"cases": self.cases, **{name: len(cases) for name, cases in parts.items()}}
+
+    @property
+    def not_passed(self) -> dict[str, str]:
+        """How each case that has not passed ended."""
+        kinds = {"alike": self.alike, "explained": self.explained, "ours": self.ours}
+        return {case: f"{kind}: {how}" for kind, cases in kinds.items() for case, how in sorted(cases.items())}
+
     def __str__(self) -> str:
         reasons: dict[str, list[str]] = {}
         for case, reason in (self.ours | self.explained).items():
             reasons.setdefault(reason, []).append(case)
         told = "; ".join(f"{len(cases)}: {reason}" for reason, cases in reasons.items()).replace("|", "\\|")
-        figures = [self.cases, len(self.passed), len(self.alike), len(self.explained), len(self.ours)]
-        return "| " + " | ".join([self.suite, self.way, self.date, self.commit, *map(str, figures), told]) + " |"
+        counts = map(str, self.counts.values())
+        return "| " + " | ".join([self.suite, self.way, self.date, self.commit, *counts, told]) + " |"
 
 
 def compare(
@@ -118,7 +131,7 @@ def compare(
         elif found.state == PASSED:
             row.passed.append(case)
         else:
-            row.alike.append(case)
+            row.alike[case] = f"{found.state}: {found.reason}" if found.reason else found.state
     return row
 
 
@@ -130,3 +143,15 @@ def enter(row: Row, page: Path) -> None:
     others = [line for line in lines[rule + 1 : end] if not line.startswith(f"| {row.suite} | {row.way} |")]
     lines[rule + 1 : end] = sorted([*others, str(row)])
     page.write_text("\n".join(lines) + "\n")
+
+
+def record(row: Row, file: Path) -> list[str]:
+    """Put the row into a JSON file, with how each case that has not passed ended; returns what has changed there."""
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    name, now = f"{row.suite}, {row.way}", row.not_passed
+    before = rows.get(name, {}).get("not passed", now)
+    origin = {"date": row.date, "commit": row.commit, "versions": dict(row.versions)}
+    rows[name] = {**origin, **row.counts, "not passed": now}
+    file.write_text(json.dumps(dict(sorted(rows.items())), indent=1, ensure_ascii=False) + "\n")
+    changed = sorted(case for case in before.keys() | now.keys() if before.get(case) != now.get(case))
+    return [f"{case}: {before.get(case, 'passed')} -> {now.get(case, 'passed')}" for case in changed]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch_memory_saver: the tests of its examples, in which its names are those of our memory that sleeps."""
+"""torch_memory_saver: the tests of its examples, under `pinning run`, or with its names for our memory that sleeps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from commands import IN_PLACE, pytest
+from commands import IN_PLACE, STAGED, pytest
 from results import Result
 
 FILES = ["test"]  # not the package, which would be imported instead of the installed one
-WAYS = ["pinning.torch.sleepable"]
+OURS = "pinning.torch.sleepable"
+WAYS = [OURS, STAGED]
 _ALL = "asks that all memory of the process sleeps, by TMS_INIT_ENABLE: ours is what a context allocates"
 _KINDS = "asks for a kind of host memory; ours is locked, and kept for the next time"
 EXPLAINED = {
@@ -23,6 +24,6 @@ EXPLAINED = {
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
-    ours = [] if way == "bare" else [str(IN_PLACE / "memory_saver")]
+    ours = [str(IN_PLACE / "memory_saver")] if way == OURS else []
     path = os.pathsep.join([*ours, str(IN_PLACE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return pytest(checkout / "test", work, way, only, "test_examples.py", PYTHONPATH=path)
