@@ -37,6 +37,7 @@ from pinning import (
 )
 from pinning.arena import mapping
 from pinning.machine import numa
+from pinning.plugin import LockLimit
 from pinning.runtime.process import run_deferred
 
 WAIT = 60
@@ -408,6 +409,27 @@ def test_it_grows_in_its_place(device: FakeDevice) -> None:
         arena.allocate(rest, alignment=1).free()
         assert arena.nbytes == arena.maximum
         large.free()
+
+
+def test_it_grows_once_for_two_threads_that_find_it_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeDevice):
+        """Another thread allocates while a first is about to grow the arena."""
+
+        def lock_limit(self) -> LockLimit | None:
+            if others:
+                had.extend(in_threads(arena.allocate, [others.pop()]))
+            return None
+
+    others: list[int] = []
+    had: list[pinning.Allocation] = []
+    with Arena(64, Slow(), grow=64 << 20) as arena:
+        had.append(arena.allocate(64))
+        others.append(1000)
+        had.append(arena.allocate(1000))
+        assert len(had) == 3
+        assert arena.nbytes == 64 + (2 << 20)
+        for each in had:
+            each.free()
 
 
 def test_allocations_that_grow_it_from_many_threads(device: FakeDevice) -> None:

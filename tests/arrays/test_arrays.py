@@ -463,6 +463,12 @@ def test_in_a_stream_it_returns_at_once_and_without_it_waits(far: FarDevice) -> 
         assert waits_for(far, vendor, lambda: later.append(there.copy_to_host()))
         assert (later[0] == array + 1).all()
         assert (back == array + 1).all()
+        other = arrays.to_device(array, device=far)
+        for into, source in ((there, other), (other, there)):  # it waits for the work of either
+            vendor.held = True
+            there.copy_to_device(array + 2, stream=stream)
+            assert waits_for(far, vendor, lambda into=into, source=source: into.copy_to_device(source))
+            assert (into.copy_to_host() == source.copy_to_host()).all()
 
 
 def test_it_waits_for_those_who_know_the_address(far: FarDevice) -> None:

@@ -114,8 +114,10 @@ def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
     limit = before.used + before.external + 4096 + 10
     assert pinning.budget(limit, idle=True).idle_limit == limit
     assert pinning.budget(idle=False).free == 10
-    with pytest.raises(LockLimitError, match="others have pinned"):
-        pinned.lock(0x30000, 11)
+    for at_most in (limit, before.external + 4095):  # the latter is less than others have pinned
+        pinning.budget(at_most)
+        with pytest.raises(LockLimitError, match="others have pinned"):
+            pinned.lock(0x30000, 11)
     pinned.unregister(0x10000)
 
 

@@ -72,6 +72,19 @@ def test_a_block_is_copied_before_the_next_is_read_into_its_place(
         assert (fetch(there, queue) == data).all()
 
 
+def test_a_block_is_filled_before_it_is_written_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeQueue, "waits_for_values", False)
+    data, file, device = noise(9 << 20), tmp_path / "saved", FakeMemoryDevice(held=False)
+    there = pinning.arrays.to_device(data, device=device)
+    for each in device.queues:
+        each.held = True
+    saving = Background(lambda: pinning.save_file({"a": there}, file))
+    assert eventually(lambda: any(queue.pending() for queue in device.queues))
+    device.let_go()
+    saving.result()
+    assert (pinning.load_file(file, "host", framework="numpy")["a"] == data).all()
+
+
 @pytest.mark.parametrize("folder", ["/dev/shm", None])
 def test_memory_that_is_gone(tmp_path: Path, folder: str | None) -> None:
     """Of a mapped file that was truncated: an error, on every file system and way to write and read."""

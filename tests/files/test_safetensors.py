@@ -21,6 +21,7 @@ import pinning
 from child_process import in_a_small_file_system
 from fake_memory import FakeMemoryDevice
 from file_copies import descriptors_of
+from folders import SUPPORT
 from noise import noise
 from pinning.files import header as headers
 from pinning.files import load as loading
@@ -517,17 +518,22 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 def test_a_memory_file_system_that_is_full() -> None:
     """Its pages are asked for before threads write to them, which would end the program."""
-    in_a_small_file_system("""
-import os, numpy, pinning
-pinning.save_file({"a": numpy.arange(5)}, "/dev/shm/a")
-for save in (pinning.save_file, lambda *what: pinning.save_file_async(*what).wait()):
-    try:
-        save({"a": numpy.ones(8 << 20, "u1")}, "/dev/shm/a")
-    except OSError as error:
-        assert error.errno == 28 and error.filename == "/dev/shm/a", error
-    else:
-        raise SystemExit("nothing says that there is no room")
-    assert os.listdir("/dev/shm") == ["a"]
+    in_a_small_file_system(f"""
+import os, sys, numpy, pinning
+sys.path.append({str(SUPPORT)!r})
+from fake_memory import FakeMemoryDevice
+device = FakeMemoryDevice(held=False)
+there = pinning.arrays.to_device(numpy.ones(8 << 20, "u1"), device=device)
+pinning.save_file({{"a": numpy.arange(5)}}, "/dev/shm/a")
+for array in (numpy.ones(8 << 20, "u1"), there):
+    for save in (pinning.save_file, lambda *what: pinning.save_file_async(*what).wait()):
+        try:
+            save({{"a": array}}, "/dev/shm/a")
+        except OSError as error:
+            assert error.errno == 28 and error.filename == "/dev/shm/a", error
+        else:
+            raise SystemExit("nothing says that there is no room")
+        assert os.listdir("/dev/shm") == ["a"]
 assert (pinning.load_file("/dev/shm/a", "host", framework="numpy")["a"] == numpy.arange(5)).all()
 """)
 

@@ -11,13 +11,14 @@ import ctypes
 import gc
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import LOCKED_OFFSET, Background, in_threads
+from fake_device import LOCKED_OFFSET, WAIT, Background, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue, held_device
 from pinning import (
     ArgumentError,
@@ -337,6 +338,30 @@ def test_trimming_gives_back_what_is_not_locked(device: FakeMemoryDevice, contex
             assert pool.reserved == 4 * KIB
         pool.trim_to(0)
         assert pool.reserved == 0
+
+
+def test_a_pool_is_not_closed_while_a_thread_allocates(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered, allocate = threading.Event(), threading.Event(), device.allocate
+
+    def slow(size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        asked.set()
+        answered.wait(WAIT)
+        return allocate(size, kind)
+
+    pool = Pool(context)
+    monkeypatch.setattr(device, "allocate", slow)
+    with Queue(device) as queue:
+        allocating = Background(lambda: alloc(queue, pool))
+        asked.wait(WAIT)
+        try:
+            with pytest.raises(StillInUseError):
+                pool.close()
+        finally:
+            answered.set()
+        cast(pinning.Allocation, allocating.result()).free()
+        pool.close()
 
 
 @kinds
