@@ -11,7 +11,7 @@ namespace pinning {
 class CRegistrar : public Registrar {
  public:
   explicit CRegistrar(pinning_registrar const& functions)
-      : functions_(functions), name_(functions.name == nullptr ? "" : functions.name) {}
+      : functions_(functions), name_(functions.name == nullptr ? "without a name" : functions.name) {}
 
   void* self() const noexcept { return functions_.self; }
   std::uint64_t piece() const noexcept override { return functions_.piece; }

@@ -508,6 +508,8 @@ class Arena(Space):
                         locked.unlock(region.start)
 
     def __enter__(self) -> Self:
+        if self.closed:
+            raise PinningError(f"{self!r} is closed: make another")
         return self
 
     def __exit__(

@@ -486,7 +486,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     job.options = lock_options(read_only, coherent)
     job.made_in = generation()
     job.listeners = []
-    job.description = description_of(buffer)
+    job.description = (b"pinning.Arena", b"") if unlisted else description_of(buffer)
     job.pinned_map.check_open()
     cdef PendingLock handle = PendingLock.__new__(PendingLock)
     handle.job, handle.ptr, handle.size = job, found.ptr, found.size

@@ -113,6 +113,8 @@ class Context(Backing):
         refuse_copy(self, "make another, with pinning.Context")
 
     def __enter__(self) -> Self:
+        if self.closed:
+            raise PinningError(f"{self!r} is closed: make another")
         return self
 
     def __exit__(self, *error: object) -> None:

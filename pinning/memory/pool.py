@@ -81,6 +81,8 @@ class Pool(Store):
         super().__init__(context, kind, release_threshold, maximum_size, zeroed, constant)
 
     def __enter__(self) -> Self:
+        if self.closed:
+            raise PinningError(f"{self!r} is closed: make another")
         return self
 
     def __exit__(self, *error: object) -> None:

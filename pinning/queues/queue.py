@@ -253,6 +253,8 @@ class Queue(Submitter):
         refuse_copy(self, "use pinning.Queue(device) where it is needed")
 
     def __enter__(self) -> Self:
+        if self.closed:
+            raise PinningError(f"{self!r} is closed: make another")
         return self
 
     def close(self) -> None:

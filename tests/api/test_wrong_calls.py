@@ -22,6 +22,7 @@ from pinning import (
     MemoryKind,
     NotLockedError,
     OutOfMemoryError,
+    PinningError,
     Pool,
     Queue,
     VendorError,
@@ -78,6 +79,12 @@ def enter_cancelled() -> None:
         pass
 
 
+def used_twice(closed_at_its_end: Any) -> None:
+    for _ in range(2):
+        with closed_at_its_end:
+            pass
+
+
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A device, or several buffers, where the size goes.
     (lambda: pinning.lock(A, "cuda:0"), TypeError, "size is 'cuda:0'.* device="),
@@ -131,6 +138,10 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_blocks_async(A, [0], B, [0], "64"), TypeError, "block_bytes is '64'"),
     (lambda: pinning.copy_file(A, __file__, "x"), TypeError, "offset is 'x'"),
     (lambda: pinning.lock(A, unit=3), InvalidRangeError, "unit is 3; it must be a multiple of .* 8 bytes"),
+    (lambda: used_twice(Queue("host")), PinningError, "is closed: make another"),
+    (lambda: used_twice(Context("host")), PinningError, "is closed: make another"),
+    (lambda: used_twice(Pool(Context("host"))), PinningError, "is closed: make another"),
+    (lambda: used_twice(Arena(1, "host")), PinningError, "is closed: make another"),
     (lambda: pinning.budget(idle="x"), TypeError, "idle is 'x'; .*, or True or False"),  # type: ignore[arg-type]
     (lambda: pinning.alloc(5, alignment=1 << 62, device="host"), InvalidRangeError, "alignment is .* and 1073741824"),
     (lambda: with_arena(lambda arena: arena.allocate(5, 1 << 40)), InvalidRangeError, "alignment is 1099511627776"),

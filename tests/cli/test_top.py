@@ -105,8 +105,9 @@ def test_locks_come_and_go(program: Program) -> None:
 def test_a_lock_before_another_leaves_that_ones_owner(program: Program) -> None:
     program("held.append(pinning.lock((array.ctypes.data + 8192, 4096), device='host'))")
     program("held.append(pinning.lock(array[:8192], device='host'))")
+    program("held.append(pinning.Arena(12288, 'host')); held[-1].wait()")
     owners = {range_["size"]: range_["owner"] for range_ in seen(program.pid)["ranges"]}
-    assert owners == {8192: "numpy.ndarray", 4096: "tuple"}
+    assert owners == {8192: "numpy.ndarray", 4096: "tuple", 12288: "pinning.Arena"}
 
 
 def test_pieces_are_one_range(program: Program) -> None:
