@@ -368,6 +368,29 @@ void lose(Random& random) {
   device.end();
 }
 
+/// A signal that is destroyed before its queue reaches it: nothing waits for it any more.
+void a_signal_that_is_given_up(bool waits_for_values) {
+  Device one(1), other(1);
+  {
+    Queue held(one.channel()), waiting(other.channel());
+    held.waits = waiting.waits = waits_for_values;
+    std::atomic<bool> released = false;
+    held.call([](void* released) { static_cast<std::atomic<bool>*>(released)->wait(false); }, &released);
+    auto signal = one.staging->signal(held);
+    auto const wait = other.staging->wait(waiting, *signal);
+    expect(wait != nullptr, "a signal is set too early");
+    signal.reset();
+    waiting.synchronize();
+    released = true;
+    released.notify_all();
+    held.synchronize();
+  }
+  one.end();
+  other.end();
+  one.staging->trim();
+  other.staging->trim();
+}
+
 /// A file that is shorter than was asked for, to the byte, read through the page cache and past it.
 void a_file_that_ends_early() {
   char name[] = "staging_stress.XXXXXX";
@@ -397,6 +420,7 @@ int main(int argc, char** argv) {
   double const seconds = argc > 1 ? std::atof(argv[1]) : 3;
   std::uint64_t const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 0) : 1;
   a_file_that_ends_early();
+  for (bool const waits_for_values : {true, false}) a_signal_that_is_given_up(waits_for_values);
   std::atomic<std::size_t> bytes = 0;
   for (unsigned const channels : {1u, 2u, 8u}) {
     auto const end = Clock::now() + std::chrono::duration<double>(seconds / 3);

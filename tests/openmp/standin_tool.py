@@ -379,6 +379,20 @@ def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
     mover.result()
 
 
+@pytest.mark.parametrize("what", ["a free", "a transfer that crosses it"])
+def test_a_lock_is_not_undone_while_a_transfer_in_it_is_being_submitted(
+    standin: StandIn, memory: Memory, what: str
+) -> None:
+    move(memory, 0, 4, times=2)
+    with runtime.to_device(memory.ptr, 4 * PAGE):
+        undoing = Background(lambda: memory.unmap(0) if what == "a free" else move(memory, 2, 4))
+        undoing.join(0.2)  # enough to undo it, if the thread did not wait
+        assert undoing.is_alive()
+        assert locked(standin, memory) == {(0, 4)}
+    undoing.result()
+    assert locked(standin, memory) == set()
+
+
 def test_a_lock_of_the_programs_own(standin: StandIn, memory: Memory) -> None:
     assert tool.llvm_omp_target_lock_mem(at(memory, 1), 4 * PAGE, 0) == at(memory, 1) + REGISTERED
     assert tool.llvm_omp_target_lock_mem(at(memory, 2), PAGE, 1) == at(memory, 2) + REGISTERED

@@ -42,10 +42,11 @@ for size in (40_000, 8 << 20):
                     assert cuda.cuMemcpy(back.ctypes.data, array.ctypes.data, size) == 0
                 assert not array.any() and (back == array).all()
                 array[:] = contents
-                cuda.standin_configure(b"fail=cuStreamSynchronize:1:719")
-                code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
-                assert size > 64 << 10 or code != 0, "its end has failed"
-                cuda.standin_configure(b"")
+                for refused in (b"cuMemcpyAsync:1:999", b"cuStreamSynchronize:1:719"):  # its first part, its end
+                    cuda.standin_configure(b"fail=" + refused)
+                    code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
+                    assert size > 64 << 10 or code != 0, refused
+                    cuda.standin_configure(b"")
         pinning.budget(idle=True)
         pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle, but still registered
         assert cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size) == 0

@@ -41,7 +41,11 @@ BATCHES = [
     for what in ("batch", "batch any", "batch1", "attributes", "attributes any")
     for which in ("thread", "stream")
 ]
-ROWS = ["rows sync", "rows sync thread", "rows async", "rows async thread", "rows sync pitched", "rows async pitched"]
+ROWS = [
+    f"rows {call}{which}"
+    for call in ("sync", "async")
+    for which in ("", " thread", " pitched", " halved", " pitched halved")
+]
 
 
 @dataclass(frozen=True)

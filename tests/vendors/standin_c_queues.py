@@ -134,6 +134,18 @@ def test_each_thread_has_a_default_stream_of_its_own(standin: StandIn, gpu: Any)
         ours.wait()
 
 
+@only("cuda", "hip")
+def test_without_a_stream_a_copy_is_in_the_default_stream(standin: StandIn, gpu: Any) -> None:
+    locks, host, default = c_api.Map(gpu.name), noise(PAGE), 0
+    with two_blocks(gpu, BUSY) as busy, two_blocks(gpu, PAGE) as (there, _), pinning.lock(host, device=gpu):
+        with HeldQueue(gpu.adopt_queue(default)):
+            copy = locks.copy_async(there, host.ctypes.data, PAGE)
+            locks.copy(*busy, BUSY)  # in a queue of its own; longer than the other would take there
+            waits = not copy.done()
+        copy.wait()
+        assert waits
+
+
 def test_an_event_outlives_its_queue(queue: NativeQueue, stream: int, gpu: Any) -> None:
     host = noise(PAGE)
     with two_blocks(gpu, PAGE) as (there, _), pinning.lock(host, device=gpu):

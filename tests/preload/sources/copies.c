@@ -114,7 +114,7 @@ typedef int FirstBatch(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyA
 
 static char suffix[8];
 static size_t rows = 1, pitch, shift, only_pitch, only_rows;
-static int is_async, is_rows, is_either, is_batch, is_first_batch, is_attributed;
+static int is_async, is_rows, is_halved, is_either, is_batch, is_first_batch, is_attributed;
 static CUmemcpyAttributes attributes[2] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM},
                                            {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL}};
 static CUstream stream;
@@ -129,6 +129,12 @@ static int copy_batch(char const *exported, CUdeviceptr dst, CUdeviceptr src, si
         ((FirstBatch *)function(exported))(dsts, srcs, sizes, count, attributes, firsts, 2, &failed, stream);
     if (code != 0) printf("at %d: ", (int)failed);
     return code;
+}
+
+static int copy_rows(CUDA_MEMCPY2D const *p) {
+    char exported[64];
+    snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
+    return is_async ? ((RowsAsync *)function(exported))(p, stream) : ((Rows *)function(exported))(p);
 }
 
 static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size) {
@@ -146,8 +152,13 @@ static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size)
         else p.dstY = dst == 0, p.srcXInBytes = shift;
         if (only_pitch != 0) p.dstPitch = p.srcPitch = only_pitch;
         if (only_rows != 0) p.WidthInBytes = size, p.Height = only_rows;
-        snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
-        return is_async ? ((RowsAsync *)function(exported))(&p, stream) : ((Rows *)function(exported))(&p);
+        if (is_halved) {  // the lower half is a part of the host's array, but all of the device's
+            p.Height /= 2;
+            MUST(copy_rows(&p));
+            if (to_device) p.srcY = p.Height, p.dstDevice += p.Height * p.dstPitch;
+            else p.dstY = p.Height, p.srcDevice += p.Height * p.srcPitch;
+        }
+        return copy_rows(&p);
     }
     if (is_batch) {
         snprintf(exported, sizeof exported, "cuMemcpyBatchAsync%s%s", is_first_batch ? "" : "_v2", suffix);
@@ -273,6 +284,7 @@ int main(int count, char **arguments) {
     char const *const form = arguments[2], *const kind = arguments[3];
     is_async = strstr(form, "async") != NULL;
     is_rows = strstr(form, "rows") != NULL;
+    is_halved = strstr(form, "halved") != NULL;
     is_either = strstr(form, "either") != NULL;
     is_first_batch = strstr(form, "batch1") != NULL;
     is_batch = strstr(form, "batch") != NULL;

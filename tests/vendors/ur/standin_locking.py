@@ -95,6 +95,20 @@ def test_a_lock_that_is_refused_in_part_registers_nothing(standin: StandIn) -> N
     DEVICE.data_unlock(memory.ptr + PAGE)
 
 
+def test_a_refused_unlock_still_holds_the_pages_that_it_shares(standin: StandIn) -> None:
+    memory = Memory(2)
+    neighbour, lock = memory.ptr, memory.ptr + 8
+    DEVICE.data_lock(neighbour, 8, None)
+    DEVICE.data_lock(lock, PAGE, None)
+    standin.configure(f"fail={UNREGISTER}:1:20")
+    with pytest.raises(VendorError):
+        DEVICE.data_unlock(lock)
+    standin.configure()
+    DEVICE.data_unlock(neighbour)
+    assert standin.registrations() == pages(memory, (0, 1), (1, 2))
+    DEVICE.data_unlock(lock)
+
+
 @pytest.mark.parametrize(
     ("protection", "told", "read_only"),
     [
