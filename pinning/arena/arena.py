@@ -373,7 +373,8 @@ class Arena(Space):
             check_room(more, each)
         if memory.page == PAGE:
             check_memory(more)
-        check_budget(more)
+        if self.devices:
+            check_budget(more * len({pinned_map(each)._domain for each in self.devices}))
         self._alone(self._extend, memory, more, end)
 
     def _extend(self, memory: Memory, more: int, end: int | None) -> None:

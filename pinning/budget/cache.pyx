@@ -144,17 +144,24 @@ cdef bint give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
 
 
 def clear_up() -> None:
-    """Make room: unlock invalidated regions, and cached regions whose memory has no other user.
-
-    Waits for an unlock in progress in another thread.
-    """
-    cdef cbool ended
+    """Make room: unlock invalidated regions, and cached regions whose memory has no other user."""
     for pinned_map in _maps:
         with suppress(PinningError):
             pinned_map.drain_invalidations()
     collect()
+
+
+def ended() -> int:
+    """How many unlocks have ended: read it before looking for room, for `wait_for_an_end`."""
+    return budget.ended()
+
+
+def wait_for_an_end(uint64_t before) -> bool:
+    """Whether an unlock has ended since `ended`; waits while another thread has one in progress."""
+    cdef cbool found
     with nogil:
-        ended = budget.wait_for_an_end(budget.ended())
+        found = budget.wait_for_an_end(before)
+    return found
 
 
 def cached(device: object) -> int:
@@ -184,7 +191,7 @@ def give_back_for(uint64_t nbytes) -> bool:
     """If a vendor refuses for lack of room: give back `nbytes` of the cache; return whether any were given back."""
     cdef uint64_t given
     with nogil:
-        given = budget.give_back(nbytes)
+        given = budget.give_back(nbytes).bytes
     collect()
     return given != 0
 

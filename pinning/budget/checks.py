@@ -32,13 +32,14 @@ def check_room(size: int, device: Device) -> None:
     Without /proc or a free descriptor the limit cannot be read, and the vendor refuses what does not fit. Raises
     LockLimitError with limit, need, remedy.
     """
-    for cleared in (False, True):
+    cache.clear_up()
+    while True:
+        ended = cache.ended()
         limit = _lock_limit(device)
         if limit is None or size <= limit.limit - limit.used + cache.cached(device):
             return
-        if cleared:
+        if not cache.wait_for_an_end(ended):
             check(size, _room(limit))
-        cache.clear_up()
 
 
 def _lock_limit(device: Device) -> LockLimit | None:

@@ -63,12 +63,15 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
             uint64_t external
             uint64_t idle_limit
 
+        cppclass Given:
+            uint64_t bytes
+
         Figures figures() noexcept
         void set(uint64_t limit, uint64_t idle_limit) except +raise_in_python
         void check(uint64_t size) except +raise_in_python
         bool keeps(uint64_t size) noexcept
         uint64_t trim(uint64_t bytes) except +raise_in_python
-        uint64_t give_back(uint64_t bytes) except +raise_in_python
+        Given give_back(uint64_t bytes) except +raise_in_python
         uint64_t ended() noexcept
         bool wait_for_an_end(uint64_t ended) noexcept
 

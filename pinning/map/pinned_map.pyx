@@ -784,6 +784,7 @@ cdef class PinnedMap:
         if self.shared is not NULL:  # the end of the block would close it for the whole process
             raise TypeError(f"{self!r} is the map that this whole process has: use it without a `with` block, or "
                             "lock with `with pinning.lock(...)`")
+        self.check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -350,6 +350,8 @@ cdef class Allocation(Freeable):
         return 0
 
     def __enter__(self) -> Self:
+        if self.error is None and not self.is_live():
+            raise InvalidRangeError(f"{self!r} cannot be used: allocate again")
         return self
 
     def __exit__(

@@ -465,6 +465,20 @@ def test_it_grows_by_less_if_a_whole_step_is_over_the_budget(device: FakeDevice)
             pinning.budget(1.0)
 
 
+def test_growth_beyond_the_budget_is_refused_unless_nothing_is_locked() -> None:
+    with Arena(1000, [FakeDevice("fake:0"), FakeDevice("fake:1")], grow=9 << 20) as arena:
+        arena.wait(timeout=WAIT)
+        with Arena(1000, [], grow=9 << 20) as unlocked:
+            pinning.budget(pinning.budget().used + (3 << 20))
+            try:
+                with pytest.raises(LockLimitError, match="budget"):
+                    arena.grow(2 << 20)  # which counts once for each of its devices
+                assert arena.nbytes == 1000
+                unlocked.allocate(5 << 20).free()
+            finally:
+                pinning.budget(1.0)
+
+
 def test_no_part_of_a_private_arena_is_copied_on_write_after_a_fork(device: FakeDevice) -> None:
     with Arena(PAGE, device, grow=1 << 20) as arena:
         arena.grow(20 * PAGE)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy
 import pytest
@@ -18,7 +19,7 @@ import pytest
 import c_api
 import pinning
 from child_process import run_in_child
-from fake_device import CoarseFakeDevice, FakeDevice, in_threads
+from fake_device import WAIT, Background, CoarseFakeDevice, FakeDevice, in_threads
 from folders import SUPPORT
 from own_process import run
 from pinning import InvalidRangeError, LockLimitError, VendorError
@@ -329,9 +330,10 @@ class LimitedDevice(FakeDevice):
 
 @pytest.mark.parametrize("over", [0, 1], ids=["as much as there is", "a byte more"])
 def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
-    device = LimitedDevice("fake:limited")
+    device, other = LimitedDevice("fake:limited"), FakeDevice("fake:other")
     pinning.budget(idle=True)
-    idle = [numpy.zeros(SIZE, "u1") for _ in range(2)]
+    older, *idle = (numpy.zeros(SIZE, "u1") for _ in range(3))
+    pinning.lock(older, device=other).unlock()
     for array in idle:
         pinning.lock(array, device=device).unlock()
     both = numpy.zeros(2 * SIZE + over, "u1")
@@ -345,25 +347,24 @@ def test_cached_memory_gives_way_if_that_is_enough(over: int) -> None:
         check_room(both.size, device)
         with pinning.lock(both, device=device):
             assert set(device.locked) == {both.ctypes.data}
+    assert set(other.locked) == {older.ctypes.data}, "what another device has would not have helped"
     pinning.give_back_idle()
 
 
-def test_a_lock_refused_while_another_thread_unlocked_is_tried_again() -> None:
-    class SlowToExplain(FakeDevice):
-        """Looks for the reason of a refusal when another thread has made room already."""
-
-        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-            if ptr == last.ctypes.data and locks:
-                in_threads(pinning.Lock.unlock, [locks.pop()])
-                raise VendorError("fakeRegister", 12, "FAKE_NO_REASON")
-            return super().data_lock(ptr, size, read_only)
-
-    device = SlowToExplain("fake:slow to explain")
-    *others, last = (numpy.zeros(SIZE, "u1") for _ in range(4))
-    locks = [pinning.lock(array, device=device) for array in others]
-    with pinning.lock(last, device=device):
-        assert not locks
-        assert set(device.locked) == {last.ctypes.data}
+def test_an_arena_waits_for_the_room_that_unlocks_make() -> None:
+    device = LimitedDevice("fake:limited")
+    locks = [pinning.lock(numpy.zeros(SIZE, "u1"), device=device) for _ in range(2)]
+    with device.stopping("data_unlock", locks[0].ptr) as first, device.stopping("data_unlock", locks[1].ptr) as second:
+        unlocking = [Background(lock.unlock) for lock in locks]
+        assert first.reached.wait(WAIT)
+        assert second.reached.wait(WAIT)
+        making = Background(lambda: pinning.Arena(2 * SIZE, device))
+        for gate in (first, second):
+            assert making.is_alive()
+            gate.open()
+        cast(pinning.Arena, making.result()).close()
+        for thread in unlocking:
+            thread.result()
 
 
 def test_a_lock_without_room_asks_once_for_what_the_vendor_keeps(device: FakeDevice) -> None:

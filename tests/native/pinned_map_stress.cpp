@@ -728,11 +728,15 @@ void a_lock_waits_for_the_room_that_an_unlock_makes() {
   }
 }
 
+pinning::VendorError no_room(bool known) {
+  return pinning::VendorError({.function = "fakeLock", .code = 2, .name = "NO_ROOM", .advice = "", .no_memory = known});
+}
+
 /// Idle memory leaves as long as the vendor has no room, also if each region that leaves is not enough for it.
 void a_lock_without_room_is_tried_again() {
   struct Small final : Vendor {
     Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
-      if (size < 0x1000 && held() > 0) throw pinning::VendorError({.function = "fakeLock", .code = 2, .name = "NO_ROOM", .advice = "", .no_memory = true});
+      if (size < 0x1000 && held() > 0) throw no_room(true);
       return Vendor::lock(ptr, size, options);
     }
   };
@@ -754,7 +758,7 @@ void what_another_thread_gives_back_is_room(std::chrono::duration<double> time) 
       while (before < 2 && !taken.compare_exchange_weak(before, before + 1)) {
       }
       if (before == 2) {
-        throw pinning::VendorError({.function = "fakeLock", .code = 2, .name = "NO_ROOM", .advice = "", .no_memory = true});
+        throw no_room(true);
       }
       return Vendor::lock(ptr, size, options);
     }
@@ -777,10 +781,69 @@ void what_another_thread_gives_back_is_room(std::chrono::duration<double> time) 
     });
   }
   threads.emplace_back([&] {
-    for (; !stop; std::this_thread::sleep_for(std::chrono::microseconds(20))) given += budget.give_back(1) != 0;
+    for (; !stop; std::this_thread::sleep_for(std::chrono::microseconds(20))) given += budget.give_back(1).bytes != 0;
   });
   for (Trial const trial(time); trial.goes_on(given > 100);) let_others_run();
   stop = true;
+}
+
+/// Another thread makes room while the vendor refuses, or while it looks for the reason and so gives another one.
+void room_that_is_made_during_a_refusal_is_used() {
+  struct Stuck final : Vendor {
+    void unlock(Address ptr) override {
+      if (stuck) throw Refused("as told");
+      Vendor::unlock(ptr);
+    }
+    bool stuck = false;
+  };
+  for (bool const known : {true, false}) {
+    for (bool const idle_is_stuck : {false, true}) {
+      Stuck vendor;
+      Budget budget;
+      budget.set(Budget::unlimited, Budget::unlimited);
+      PinnedMap map(vendor, budget);
+      if (idle_is_stuck) map.unlock(map.lock(0x1000, 0x1000), true);
+      vendor.stuck = true;
+      int calls = 0;
+      budget.with_room(1, [&] {
+        if (++calls > 1) return;
+        std::jthread([&] { Budget::Unlocking(budget).begin(); }).join();
+        throw no_room(known);
+      });
+      expect(calls == 2, "the call is not repeated");
+      auto const refuse_for_good = [&] {
+        if (++calls > 20) return;
+        std::jthread([&] { Budget::Unlocking(budget).begin(); }).join();
+        throw no_room(false);
+      };
+      calls = 0;
+      expect(throws<pinning::VendorError>([&] { budget.with_room(1, refuse_for_good); }), "not refused");
+      calls = 0;
+      expect(throws<pinning::VendorError>([&] { budget.with_room(1, [&] { ++calls; throw no_room(true); }); }) && calls == 1,
+             "a refusal of its own counts as an end of an unlock");
+      vendor.stuck = false;
+    }
+  }
+}
+
+/// What is idle for the device itself gives way first, though what is idle for others is older.
+void a_lock_takes_the_room_of_its_own_device() {
+  struct Small final : Vendor {
+    Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
+      if (held() == 2) throw no_room(false);
+      return Vendor::lock(ptr, size, options);
+    }
+  };
+  Vendor others;
+  Small vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, Budget::unlimited);
+  PinnedMap other(others, budget), map(vendor, budget);
+  for (PinnedMap* each : {&other, &map}) {
+    for (Address const start : {0x1000, 0x2000}) each->unlock(each->lock(start, 0x1000), true);
+  }
+  map.lock(0x8000, 0x1000);
+  expect(vendor.held() == 2 && others.held() == 2, "idle memory of another device was given back");
 }
 
 /// A region is given back piece by piece, and the vendor refuses the second: then it has no lock, and is not found.
@@ -1240,6 +1303,8 @@ int main(int argc, char** argv) {
   tell_of_many();
   a_lock_waits_for_the_room_that_an_unlock_makes();
   a_lock_without_room_is_tried_again();
+  room_that_is_made_during_a_refusal_is_used();
+  a_lock_takes_the_room_of_its_own_device();
   what_another_thread_gives_back_is_room(time / 4);
   a_region_that_is_found_has_a_lock(time / 4);
   flicker(time / 4);

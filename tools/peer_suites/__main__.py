@@ -31,6 +31,7 @@ from results import Row, compare, enter, record
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ["torch", "cupy-cuda13x", "numba-cuda", "cuda-bindings", "cuda-core", "jax", "rmm-cu13", "kvikio-cu13"]
+PACKAGES += ["safetensors", "torch_memory_saver"]
 SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[a-z]*.py"))
 
 

@@ -154,4 +154,5 @@ def record(row: Row, file: Path) -> list[str]:
     rows[name] = {**origin, **row.counts, "not passed": now}
     file.write_text(json.dumps(dict(sorted(rows.items())), indent=1, ensure_ascii=False) + "\n")
     changed = sorted(case for case in before.keys() | now.keys() if before.get(case) != now.get(case))
-    return [f"{case}: {before.get(case, 'passed')} -> {now.get(case, 'passed')}" for case in changed]
+    other = "passed, or was not run"
+    return [f"{case}: {before.get(case, other)} -> {now.get(case, other)}" for case in changed]

@@ -118,9 +118,10 @@ class Budget {
     std::uint64_t const begun = next();
     std::uint64_t before = unlimited;
     auto const give_way = [&] {
-      auto const given = fits_without_idle(size) ? give_back_oldest(before) : std::nullopt;
-      if (given && *given == 0) before = begun;  // a refused region has a newer number now, and is not tried again
-      return given.has_value();
+      Given given;
+      if (!fits_without_idle(size) || !give_back_oldest(before, given)) return false;
+      if (given.refused != 0) before = begun;  // a refused region has a newer number now, and is not tried again
+      return true;
     };
     wait_for_room(size, [&] { return try_reserve(size); }, give_way);
   }
@@ -148,31 +149,37 @@ class Budget {
     return idle != 0 && (idle > idle_limit_ || !fits(locked_, 0));
   }
 
-  /// Unlock idle regions, longest idle first, until `bytes` are given back or none is left that was idle when the call
-  /// began. Returns the bytes given back. If the vendor refuses to unlock some, `refused` gets the first error.
-  std::uint64_t give_back(std::uint64_t bytes, std::exception_ptr* refused = nullptr) {
+  /// What was given back, and what the vendors have refused to unlock.
+  struct Given {
+    std::uint64_t bytes = 0;
+    std::uint64_t refused = 0;  // regions
+    std::exception_ptr error;   // the first one
+  };
+  /// Unlock idle regions, those of `first` first, otherwise longest idle first, until `bytes` are given back or none is
+  /// left that was idle when the call began.
+  Given give_back(std::uint64_t bytes, Keeper const* first = nullptr) {
     std::uint64_t const begun = next();
-    std::uint64_t given = 0;
-    while (given < bytes) {
-      auto const one = give_back_oldest(begun, refused);
-      if (!one) break;
-      given += *one;
+    Given given;
+    while (given.bytes < bytes && give_back_oldest(begun, given, first)) {
+    }
+    while (first != nullptr && given.bytes < bytes && give_back_oldest(begun, given)) {
     }
     return given;
   }
-  /// The same, but throw the first error at the end.
+  /// The same, but throw the first error at the end. Returns the bytes.
   std::uint64_t trim(std::uint64_t bytes) {
-    std::exception_ptr refused;
-    std::uint64_t const given = give_back(bytes, &refused);
-    if (refused) std::rethrow_exception(refused);
-    return given;
+    Given const given = give_back(bytes);
+    if (given.error) std::rethrow_exception(given.error);
+    return given.bytes;
   }
   /// Make a call that a vendor may refuse for lack of room, and repeat it once idle regions of as many bytes are given
-  /// back. Threads that need the same room take turns: if memory is short or a limit is reached, the call is repeated
-  /// when another thread's unlock has ended or has left a region idle; after another refusal only if such an unlock
-  /// ended meanwhile, because the vendor may have looked for the reason when there was room again (64 times at most).
+  /// back, those of `first` first: its device may have a limit of its own. Threads that need the same room take turns:
+  /// if memory is short or a limit is reached, the call is repeated when another thread's unlock has ended or has left a
+  /// region idle (64 times at most). A vendor that looks for the reason of a refusal when another thread has made room
+  /// meanwhile gives another one: then, too, the call is repeated (3 times at most).
   template <class Call>
-  auto with_room(std::uint64_t bytes, Call&& call) {
+  auto with_room(std::uint64_t bytes, Call&& call, Keeper const* first = nullptr) {
+    int late = 3;
     for (int tries = 64; tries > 0; --tries) {
       std::uint64_t const before = ended();
       try {
@@ -184,12 +191,15 @@ class Budget {
       } catch (std::exception const& error) {
         auto const* const refused = dynamic_cast<VendorError const*>(&error);
         bool const no_room = refused != nullptr ? refused->call.no_memory : dynamic_cast<LockLimit const*>(&error) != nullptr;
-        if (!no_room && wait_for_an_end(before)) continue;
-        std::exception_ptr refusal;
-        if (give_back(bytes, &refusal) == 0) {
-          bool const became_idle = refusal == nullptr && idle_ != 0;  // after that had begun
-          // The refused unlock of this thread has ended too, and makes no room.
-          if (!no_room || !(became_idle || wait_for_an_end(refusal ? ended() : before))) throw;
+        if (!no_room && refused != nullptr && late > 0 && others_unlock(before)) {
+          --late;
+          continue;
+        }
+        Given const given = give_back(bytes, first);
+        if (given.bytes == 0) {
+          bool const became_idle = given.refused == 0 && idle_ != 0;  // after that had begun
+          // The refused unlocks of this thread have ended too, and made no room.
+          if (!no_room || !(became_idle || wait_for_an_end(before + given.refused))) throw;
         }
         if (!no_room) break;
       }
@@ -199,7 +209,8 @@ class Budget {
   /// Unlock idle regions beyond the limits.
   void give_back_excess() {
     std::uint64_t const begun = next();
-    while (has_excess() && give_back_oldest(begun)) {
+    Given given;
+    while (has_excess() && give_back_oldest(begun, given)) {
     }
   }
 
@@ -209,11 +220,7 @@ class Budget {
   bool wait_for_an_end(std::uint64_t ended) {
     std::unique_lock guard(unlocks_mutex_);
     while (ended_ == ended) {
-      bool others = false;
-      for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
-        others |= each->thread_ != std::this_thread::get_id();
-      }
-      if (!others) return false;
+      if (!others_are_unlocking()) return false;
       one_ended_.wait(guard);
     }
     return true;
@@ -260,6 +267,19 @@ class Budget {
  private:
   using Figure = std::atomic<std::uint64_t>;
 
+  /// Whether another thread has an unlock in progress. `unlocks_mutex_` is held.
+  bool others_are_unlocking() const noexcept {
+    for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
+      if (each->thread_ != std::this_thread::get_id()) return true;
+    }
+    return false;
+  }
+  /// Whether an unlock has ended since `ended` was read, or another thread has one in progress.
+  bool others_unlock(std::uint64_t ended) noexcept {
+    std::lock_guard const guard(unlocks_mutex_);
+    return ended_ != ended || others_are_unlocking();
+  }
+
   void show(Figure Shown::*where, Figure const& figure) noexcept {
     if (shown_ == nullptr) return;
     for (std::uint64_t now = figure; shown_->*where != now; now = figure) shown_->*where = now;
@@ -301,9 +321,9 @@ class Budget {
     return false;
   }
 
-  /// Unlock the longest idle of the regions with a number less than `before`. Returns the bytes given back, 0 if the
-  /// vendor refuses, nullopt if no such region is left.
-  std::optional<std::uint64_t> give_back_oldest(std::uint64_t before, std::exception_ptr* refused = nullptr) {
+  /// Unlock the longest idle of the regions with a number less than `before`, only of this keeper if there is one; count
+  /// it in `given`. Returns whether there was one.
+  bool give_back_oldest(std::uint64_t before, Given& given, Keeper const* of = nullptr) {
     Keeper* keeper = nullptr;
     std::optional<Keeper::Claim> claimed;
     Unlocking unlocking(*this);
@@ -313,18 +333,19 @@ class Budget {
         std::uint64_t oldest = before;
         keeper = nullptr;
         for (Keeper* each = keepers_; each != nullptr; each = each->next_) {
+          if (of != nullptr && each != of) continue;
           if (std::uint64_t const number = each->oldest_idle(); number < oldest) oldest = number, keeper = each;
         }
-        if (keeper == nullptr) return std::nullopt;
+        if (keeper == nullptr) return false;
         claimed = keeper->claim_idle(oldest, unlocking);
       }
     }
     try {
-      return keeper->give_back(*claimed);
+      given.bytes += keeper->give_back(*claimed);
     } catch (std::exception const&) {
-      if (refused != nullptr && !*refused) *refused = std::current_exception();
-      return 0;
+      if (given.refused++ == 0) given.error = std::current_exception();
     }
+    return true;
   }
 
   [[noreturn]] void refuse(std::uint64_t size) const {

@@ -294,6 +294,7 @@ class PythonDevice : public VendorDevice {
   /// What `data_lock` has returned. If that is no address, the memory is unlocked again.
   Address locked_at(PyObject* answer, Address ptr) {
     if (answer == nullptr && PyErr_ExceptionMatches(already_pinned_error_)) throw PythonAlreadyPinned();
+    if (answer == nullptr && PyErr_ExceptionMatches(PyExc_MemoryError)) throw PythonNoRoom();
     if (answer == nullptr) throw_raised();
     PyObject* const number = PyNumber_Index(answer);
     Address const found = number == nullptr ? 0 : PyLong_AsUnsignedLongLong(number);

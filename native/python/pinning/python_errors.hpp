@@ -56,6 +56,11 @@ struct PythonAlreadyPinned : AlreadyPinned {
   PythonAlreadyPinned() : AlreadyPinned("a Python exception") {}
   Raised raised;
 };
+/// A MemoryError, such as LockLimitError: idle regions may give way, and the lock is tried again.
+struct PythonNoRoom : LockLimit {
+  PythonNoRoom() : LockLimit("a Python exception") {}
+  Raised raised;
+};
 
 /// Throw the pending Python exception. The GIL is held.
 [[noreturn]] inline void throw_raised() {
@@ -101,6 +106,8 @@ inline void raise_in_python() {
   } catch (PythonInterrupt const& error) {
     error.raised.raise_again();
   } catch (PythonAlreadyPinned const& error) {
+    error.raised.raise_again();
+  } catch (PythonNoRoom const& error) {
     error.raised.raise_again();
   } catch (PartialOverlap const& error) {
     PyObject* const type = type_of("PartialOverlapError");

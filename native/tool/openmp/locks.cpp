@@ -415,7 +415,7 @@ bool Locks::make_room(std::size_t size, Outcome& outcome) {
     bool const too_many = locks > context_.most_locks;
     if (locked <= most && !too_many) return true;
     if (size <= most) {
-      bool const given = budget.give_back(locked > most ? locked - most : 1) != 0;
+      bool const given = budget.give_back(locked > most ? locked - most : 1).bytes != 0;
       outcome.made_room |= given;
       if (given || budget.wait_for_an_end(ended)) continue;
     }

@@ -243,7 +243,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Request const& request) {
     ends.reserve(ends.size() + 1);
     Address piece_ptr;
     try {
-      piece_ptr = budget_.with_room(bytes, [&] { return locker.lock(attempt.start + held, bytes, options); });
+      piece_ptr = budget_.with_room(bytes, [&] { return locker.lock(attempt.start + held, bytes, options); }, this);
     } catch (VendorError const& error) {
       // Some kernels pin at most 2 GiB in one call, some hosts at most 96 GiB, which only trying shows.
       most = std::bit_floor(bytes - 1);

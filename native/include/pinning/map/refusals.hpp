@@ -49,7 +49,8 @@ inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region
   Span all{std::min(ptr, region.start), std::max(wanted.end, region.end())};
   std::size_t more = 0;
   for (auto const& other : table_.overlapping(ptr, size)) {
-    if (other.id == region.id || table_.value(other.id).is_idle()) continue;
+    Record const& met = table_.value(other.id);
+    if (other.id == region.id || met.is_idle() || met.of_others()) continue;
     all = {std::min(all.start, other.start), std::max(all.end, other.end())};
     ++more;
   }
