@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from pinning_command import elf
+
 PINNING_RUN = [sys.executable, "-P", "-c", "from pinning_command import main; main()", "run"]
 
 
@@ -141,6 +143,16 @@ int main(void) { FILE *maps = fopen("/proc/self/maps", "r"); int c; while ((c = 
     told = output([built]).decode()
     assert "/libpinning_run.so" in told
     assert {path.name for path in tmp_path.glob("*.so*") if f"{path}\n" in told} >= {loader.name, "libc.so.6"}
+
+
+@pytest.mark.parametrize(("at", "native"), [(9, True), (18, False), (19, False)])  # of its ABI, and its machine
+def test_a_program_for_another_processor_is_known_as_such(tmp_path: Path, at: int, native: bool) -> None:
+    changed = bytearray(Path("/proc/self/exe").read_bytes())
+    changed[at] ^= 3
+    (tmp_path / "program").write_bytes(changed)
+    header = elf.read(str(tmp_path / "program"))
+    assert header is not None
+    assert header.native is native
 
 
 @pytest.mark.parametrize("way", ["program", "script", "loader"])

@@ -135,6 +135,18 @@ def test_each_mapping_is_undone_once_and_those_that_locked_nothing_first(device:
         assert lock.held
 
 
+def test_a_mapping_whose_lock_others_have_ended_takes_no_turn(device: FakeDevice, policy: Any) -> None:
+    values = np.zeros(100)
+    policy("on")
+    lock_mapped(values, device=device)
+    pinning.pinned_map(device).unlock(values.ctypes.data)
+    lock_mapped(values, device=device)
+    unlock_unmapped(values, device=device)  # of the first
+    assert pinning.is_locked(values, device=device)
+    unlock_unmapped(values, device=device)
+    assert not pinning.is_locked(values, device=device)
+
+
 def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None:
     pinned = pinning.PinnedMap(device)
     with device.stopping("is_pinned_ptr", BASE) as gate:

@@ -105,3 +105,26 @@ def test_a_refused_copy_leaves_only_its_error(
             with suppress(PinningError):
                 trim_staging()
         standin.configure()
+
+
+def test_a_large_copy_of_which_a_later_part_is_refused_is_waited_for(
+    standin: StandIn, copying: c_api.Queue | PythonQueue, gpu: Any
+) -> None:
+    """Its caller may free the memory then."""
+    size = 40 << 20
+    host, data = numpy.zeros(size, "u1"), noise(size)
+    with two_blocks(gpu, size) as (there, busy), pinning.lock(host, device=gpu):
+        copying.copy(there, data.ctypes.data, size).wait()
+        for failing in range(1, 4):
+            host[:] = 0
+            copying.copy_without_event(busy, there, size)
+            standin.configure(f"fail=cuMemcpyAsync:{failing}:{UNKNOWN};fail=hipMemcpyAsync:{failing}:{UNKNOWN}")
+            seen = None
+            try:
+                copying.copy(host.ctypes.data, there, size)
+            except (PinningError, c_api.StatusError):
+                seen = host.copy()
+            standin.configure()
+            with suppress(PinningError, c_api.StatusError):
+                copying.synchronize()
+            assert seen is None or (host == seen).all(), f"written after the refusal of part {failing}"

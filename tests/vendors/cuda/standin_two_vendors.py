@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy
@@ -16,6 +17,7 @@ from pinning.queues import Queue, as_queue
 from standins.libcuda import live
 from standins.standin import StandIn
 
+SIZE = 4 << 20
 HOST, GPU = pinning.device("host:0"), pinning.device("cuda:0")
 
 
@@ -42,6 +44,23 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
         both.wait()
         assert both._comes_after(begun._point)  # type: ignore[arg-type]
     assert (values == 9).all()
+    assert (back == 7).all()
+
+
+def test_behind_a_wait_for_the_other_a_source_is_read_in_its_turn(queues: tuple[Queue, Queue]) -> None:
+    host, gpu = queues
+    values, back = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
+    go = threading.Event()
+    with pinning.alloc(SIZE, device=GPU) as there:
+        host.call(lambda: go.wait(WAIT))
+        set_to_7 = host.call(lambda: values.fill(7))
+        gpu.wait_for(set_to_7)
+        copied = pinning.copy_async(there, values, queue=gpu)
+        assert copied.path == "staged"
+        time.sleep(0.05)  # time to read it, which must not be
+        go.set()
+        copied.wait()
+        pinning.copy(back, there, queue=gpu)
     assert (back == 7).all()
 
 
