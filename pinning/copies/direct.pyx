@@ -356,7 +356,8 @@ def fill_async(
     Raises
     ------
     InvalidRangeError
-        The value is not a byte, has another length, or does not fit a whole number of times.
+        The value is not a byte, has another length, or does not fit a whole number of times; or memory of a device begins
+        at no multiple of its length.
     ArgumentError
         It is memory of a device of another vendor than the queue's.
     TypeError
@@ -378,6 +379,8 @@ def fill_async(
     if to.device is None:
         check_addresses((to, size))
         return submitter._call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for, (to.owner,))
+    if to.ptr % width:
+        raise InvalidRangeError(f"dst begins at {to.ptr:#x}; a device fills from a multiple of the value's {width} bytes on")
     cdef DirectFill work = DirectFill.__new__(DirectFill)
     work.to, work.owners = to, (to.owner,)
     work.call.set(to.ptr, int.from_bytes(pattern, "little"), width, size // width)

@@ -25,13 +25,20 @@ from contextlib import suppress
 from weakref import ref
 from typing import TYPE_CHECKING
 
-from pinning.errors import ArgumentError, InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.errors import (
+    ArgumentError,
+    InvalidRangeError,
+    PinningError,
+    StillInUseError,
+    StillLockedError,
+    VendorError,
+)
 from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 from pinning.runtime.arguments import MOST_BYTES, byte_count, describe
 from pinning.runtime.handles import refuse_copy
-from pinning.runtime.process import at_exit, at_fork, defer
+from pinning.runtime.process import LONGEST, at_exit, at_fork, defer, look_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +54,9 @@ cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
         optional[CTaken] enter(uint64_t start, uint64_t size, const void* device, void* allocation) except +
         void leave(uint64_t start, const void* allocation) except +
         void* find(uint64_t address, const void* device) noexcept
+
+cdef enum:
+    MOST_REFUSALS = 10  # of a dropped allocation; then it is lost with its device
 
 cdef tuple KINDS = tuple(MemoryKind)  # in the order of CMemoryKind
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -372,7 +382,7 @@ cdef class Allocation(Freeable):
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
             # Deferred, because the garbage collector may run this at any point, under any lock.
-            defer(self.free)
+            defer(_free_dropped, self, 0)
 
     def __dealloc__(self):
         if self.state != FREED and not is_parents(self.made_in):  # the vendor did not take it back: it is lost
@@ -428,3 +438,22 @@ cdef class Allocation(Freeable):
         import numpy
 
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
+
+
+def _free_dropped(Allocation allocation, int refusals):
+    """Free what was dropped; what is in use, locked, or refused by the vendor, a moment later."""
+    try:
+        allocation.free()
+        return
+    except VendorError:
+        refusals += 1
+        if refusals == MOST_REFUSALS:
+            raise
+    except (StillInUseError, StillLockedError):
+        pass
+    look_after(_free_again, allocation, refusals, pause=LONGEST)
+
+
+def _free_again(Allocation allocation, int refusals):
+    defer(_free_dropped, allocation, refusals)
+    return False

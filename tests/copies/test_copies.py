@@ -433,6 +433,9 @@ def test_fill(device: FakeMemoryDevice, queue: pinning.Queue, value: int | bytes
     with pinning.alloc(12, device=device) as there:
         pinning.fill(there, value, queue=queue)
         assert list(bytes_of(there)) == expected
+        if not isinstance(value, int):
+            with pytest.raises(pinning.InvalidRangeError, match="multiple of the value"):
+                pinning.fill(there.ptr + 1, value, 8, queue=queue)
     pinning.fill(array, value, queue=queue)
     assert list(array) == expected
 

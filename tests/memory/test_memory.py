@@ -10,6 +10,7 @@ import importlib.util
 import mmap
 import pickle
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -280,6 +281,20 @@ def test_an_error_in_a_with_block_is_the_one_that_is_raised(fake: FakeMemoryDevi
         using.unlock()
     del using
     memory.free()
+
+
+@pytest.mark.filterwarnings("ignore:.*was dropped:ResourceWarning")
+def test_what_is_dropped_is_freed_once_that_is_possible(fake: FakeMemoryDevice) -> None:
+    memory = pinning.alloc(100, "host", device=fake)
+    fake.fail_call()  # the vendor refuses to free it
+    del memory
+    assert eventually(lambda: not fake.allocated)
+    memory = pinning.alloc(100, "host", device=fake)
+    with pinning.lock((memory.ptr, 10), device=fake):
+        del memory
+        time.sleep(0.3)
+        assert fake.allocated
+    assert eventually(lambda: not fake.allocated)
 
 
 @kinds

@@ -240,7 +240,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Request const& request) {
   std::uint64_t most = 0;  // bytes per call, once the vendor has refused more
   for (std::uint64_t held = 0;;) {
     std::uint64_t const bytes = pieces.next(held, attempt.size);
-    ends.reserve(ends.size() + 1);
+    if (ends.size() == ends.capacity()) ends.reserve(2 * ends.size() + 1);
     Address piece_ptr;
     try {
       piece_ptr = budget_.with_room(bytes, [&] { return locker.lock(attempt.start + held, bytes, options); }, this);
