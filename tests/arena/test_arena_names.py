@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -11,12 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import pytest
 
 import pinning
 from child_process import in_a_small_file_system, run_in_child
-from fake_device import FakeDevice
+from fake_device import Background, FakeDevice
 from pinning import Arena, InvalidRangeError, PinningError, VendorError
 from pinning.arena import abandoned, names, remove_abandoned
 from pinning.arena.names import FOLDER
@@ -201,6 +203,19 @@ def test_all_are_killed(name: str, device: FakeDevice) -> None:
     Other(name).kill()
     with Arena(SIZE, device, name=name, create=True) as arena:
         assert arena.made
+
+
+def test_a_name_that_is_removed_while_another_joins_is_made_anew(name: str, device: FakeDevice) -> None:
+    file = file_of(name)
+    with file.open("wb") as held:
+        file.chmod(0o600)
+        held.truncate(SIZE)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        joining = Background(lambda: Arena(SIZE, device, name=name))
+        joining.join(0.1)  # time to open the file and to wait for its lock
+        file.unlink()
+    with cast(Arena, joining.result()):
+        assert file.stat().st_size == SIZE
 
 
 def test_whoever_makes_the_next_one_removes_what_is_left(name: str, device: FakeDevice) -> None:

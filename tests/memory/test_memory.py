@@ -30,6 +30,7 @@ from pinning import (
     MemoryKind,
     PartialOverlapError,
     PinningError,
+    Queue,
     StillInUseError,
     StillLockedError,
     VendorError,
@@ -295,6 +296,18 @@ def test_what_is_dropped_is_freed_once_that_is_possible(fake: FakeMemoryDevice) 
         time.sleep(0.3)
         assert fake.allocated
     assert eventually(lambda: not fake.allocated)
+
+
+def test_memory_is_free_once_an_event_after_its_last_use_is_over() -> None:
+    target = np.zeros(4096, "u1")
+    for _ in range(300):
+        with Queue("host") as queue, Queue("host") as other, pinning.alloc(4096, device="host") as there:
+            memory = pinning.alloc(4096, "host", device="host")
+            used = pinning.copy_async(target, memory, queue=queue)
+            after = pinning.copy_async(there, memory, queue=other, wait_for=[used])
+            del used  # so that its own event is not asked
+            after.wait()
+            memory.free()
 
 
 @kinds

@@ -78,16 +78,18 @@ class HostQueueThread : public QueueThread {
     QueueThread::start("pinning queue", [thread] { thread->run(); });
   }
 
+  /// `recorded`: the point that this job reaches, if any.
   template <class Work>
-  void put(Work work) {
+  void put(Work work, std::shared_ptr<Point> recorded = nullptr) {
     check_process(made_in_);
     auto finishing = [this, work = std::move(work)] {
       work();
       finished_.add_one();
     };
-    QueueThread::put(job(std::move(finishing)), [this] {
+    QueueThread::put(job(std::move(finishing)), [&] {
       check_open();
       submitted_.fetch_add(1, std::memory_order_relaxed);
+      last_ = std::move(recorded);
     });
   }
 
@@ -97,7 +99,10 @@ class HostQueueThread : public QueueThread {
 
   bool done() {
     check_process(made_in_);
-    return is_finished(submitted_.load(std::memory_order_relaxed));
+    if (is_finished(submitted_.load(std::memory_order_relaxed))) return true;
+    // A thread that has waited for the last event knows that all is done, a moment before its job has ended.
+    std::lock_guard const guard(mutex_);
+    return last_ != nullptr && last_->reached.load() != 0;
   }
 
   void synchronize() {
@@ -127,6 +132,7 @@ class HostQueueThread : public QueueThread {
   unsigned const made_in_ = generation();
   std::atomic<std::uint64_t> submitted_ = 0;  // jobs
   Futex finished_;                            // jobs
+  std::shared_ptr<Point> last_;               // of the last job if it records one; `mutex_` guards it
 };
 
 namespace {
@@ -170,10 +176,11 @@ class HostQueue : public VendorQueue {
   std::unique_ptr<VendorEvent> record() override {
     auto point = std::make_shared<Point>();
     auto event = std::make_unique<HostEvent>(point);
-    thread_->put([point = std::move(point)] {
+    auto const reach = [point] {
       point->time = Clock::now();
       point->reached.store(1);
-    });
+    };
+    thread_->put(reach, std::move(point));
     return event;
   }
   void wait(VendorEvent& event) override {
