@@ -33,6 +33,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count, describe, flag, integer, seconds
+from pinning.runtime.handles import refuse_closed
 from pinning.runtime.process import WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
@@ -374,7 +375,7 @@ class Arena(Space):
         if memory.page == PAGE:
             check_memory(more)
         if self.devices:
-            check_budget(more * len({pinned_map(each)._domain for each in self.devices}))
+            check_budget(more * len(separate(map(pinned_map, self.devices))))
         self._alone(self._extend, memory, more, end)
 
     def _extend(self, memory: Memory, more: int, end: int | None) -> None:
@@ -509,8 +510,7 @@ class Arena(Space):
                         locked.unlock(region.start)
 
     def __enter__(self) -> Self:
-        if self.closed:
-            raise PinningError(f"{self!r} is closed: make another")
+        refuse_closed(self)
         return self
 
     def __exit__(

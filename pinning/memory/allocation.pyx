@@ -451,9 +451,4 @@ def _free_dropped(Allocation allocation, int refusals):
             raise
     except (StillInUseError, StillLockedError):
         pass
-    look_after(_free_again, allocation, refusals, pause=LONGEST)
-
-
-def _free_again(Allocation allocation, int refusals):
-    defer(_free_dropped, allocation, refusals)
-    return False
+    look_after(defer, _free_dropped, allocation, refusals, pause=LONGEST)

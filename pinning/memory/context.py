@@ -13,7 +13,7 @@ from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind, MemoryKindLike
 from pinning.runtime.arguments import describe, flag, integer
-from pinning.runtime.handles import refuse_copy
+from pinning.runtime.handles import refuse_closed, refuse_copy
 from pinning.runtime.per_device import PerDevice
 
 
@@ -113,8 +113,7 @@ class Context(Backing):
         refuse_copy(self, "make another, with pinning.Context")
 
     def __enter__(self) -> Self:
-        if self.closed:
-            raise PinningError(f"{self!r} is closed: make another")
+        refuse_closed(self)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -17,6 +17,7 @@ from pinning.memory.pool_store import Store
 from pinning.plugin import Device, MemoryKind, MemoryKindLike
 from pinning.queues import Event
 from pinning.runtime.arguments import describe, flag
+from pinning.runtime.handles import refuse_closed
 from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import defer
 
@@ -81,8 +82,7 @@ class Pool(Store):
         super().__init__(context, kind, release_threshold, maximum_size, zeroed, constant)
 
     def __enter__(self) -> Self:
-        if self.closed:
-            raise PinningError(f"{self!r} is closed: make another")
+        refuse_closed(self)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -18,7 +18,7 @@ from pinning.queues.host_callback import HostCallback
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, is_one_of
-from pinning.runtime.handles import refuse_copy
+from pinning.runtime.handles import refuse_closed, refuse_copy
 from pinning.runtime.per_device import device_slots
 
 if TYPE_CHECKING:
@@ -253,8 +253,7 @@ class Queue(Submitter):
         refuse_copy(self, "use pinning.Queue(device) where it is needed")
 
     def __enter__(self) -> Self:
-        if self.closed:
-            raise PinningError(f"{self!r} is closed: make another")
+        refuse_closed(self)
         return self
 
     def close(self) -> None:

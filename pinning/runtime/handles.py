@@ -7,14 +7,27 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from pinning.errors import PinningError
 
 T = TypeVar("T")
+
+
+class Closable(Protocol):
+    @property
+    def closed(self) -> bool: ...
 
 
 def refuse_copy(handle: object, instead: str) -> NoReturn:
     """Raise the TypeError of `copy` and `pickle` for a handle: call it in ``__reduce__``, which both of them use."""
     raise TypeError(f"{handle!r} can be neither copied nor pickled: {instead}")
+
+
+def refuse_closed(handle: Closable) -> None:
+    """Raise PinningError if a handle is closed: call it in ``__enter__``."""
+    if handle.closed:
+        raise PinningError(f"{handle!r} is closed: make another")
 
 
 class Block(AbstractContextManager[T], Generic[T]):

@@ -411,7 +411,7 @@ def test_it_grows_in_its_place(device: FakeDevice) -> None:
         large.free()
 
 
-def test_it_grows_once_for_two_threads_that_find_it_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_grows_once_for_two_threads_that_find_it_full() -> None:
     class Slow(FakeDevice):
         """Another thread allocates while a first is about to grow the arena."""
 

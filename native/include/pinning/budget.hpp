@@ -160,9 +160,9 @@ class Budget {
   Given give_back(std::uint64_t bytes, Keeper const* first = nullptr) {
     std::uint64_t const begun = next();
     Given given;
-    while (given.bytes < bytes && give_back_oldest(begun, given, first)) {
-    }
-    while (first != nullptr && given.bytes < bytes && give_back_oldest(begun, given)) {
+    for (Keeper const* const of : {first, static_cast<Keeper const*>(nullptr)}) {
+      while (given.bytes < bytes && give_back_oldest(begun, given, of)) {
+      }
     }
     return given;
   }

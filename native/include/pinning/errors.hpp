@@ -5,6 +5,7 @@
 #error "pinning needs C++20: compile with -std=c++20"
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
@@ -23,6 +24,11 @@ struct Span {
 
   friend bool operator==(Span const&, Span const&) = default;
 };
+
+/// The smallest range that holds both.
+inline Span covering(Span one, Span other) noexcept {
+  return {std::min(one.start, other.start), std::max(one.end, other.end)};
+}
 
 inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
 

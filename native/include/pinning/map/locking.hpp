@@ -173,7 +173,7 @@ inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex
                                                      Pinned const& pinned) {
   if (!contains(pinned, request.ptr, request.size)) {
     Span const wanted{request.ptr, request.ptr + request.size}, others{pinned.base, pinned.base + pinned.size};
-    throw PartialOverlap(wanted, others, By::others, {std::min(wanted.start, others.start), std::max(wanted.end, others.end)});
+    throw PartialOverlap(wanted, others, By::others, covering(wanted, others));
   }
   // Other threads may be adopting other parts of it. One of them enters the whole; if each tried the vendor again
   // instead, they would keep each other waiting.

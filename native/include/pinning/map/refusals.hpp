@@ -45,16 +45,16 @@ inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region
     throw StillLocked("the region " + describe(region.start, region.size) +
                       " is half unlocked, because the vendor refused; unlock it again first");
   }
-  Span const wanted{ptr, ptr + size};
-  Span all{std::min(ptr, region.start), std::max(wanted.end, region.end())};
+  Span const wanted{ptr, ptr + size}, named{region.start, region.end()};
+  Span all = covering(wanted, named);
   std::size_t more = 0;
   for (auto const& other : table_.overlapping(ptr, size)) {
     Record const& met = table_.value(other.id);
     if (other.id == region.id || met.is_idle() || met.of_others()) continue;
-    all = {std::min(all.start, other.start), std::max(all.end, other.end())};
+    all = covering(all, {other.start, other.end()});
     ++more;
   }
-  throw PartialOverlap(wanted, {region.start, region.end()}, record.of_others() ? By::others : By::us, all, more);
+  throw PartialOverlap(wanted, named, record.of_others() ? By::others : By::us, all, more);
 }
 
 }  // namespace pinning
