@@ -50,7 +50,7 @@ def link_to(up, link):
         return f"[{text}]({HOME}/blob/main/{path}{place})"
     if (ROOT / path).is_dir():
         return f"{text} (`{path}`)"
-    return f"{{download}}`{text.strip('`')} <{up}{path}>`"
+    return f"{{download}}`{text.replace('`', '')} <{up}{path}>`"
 
 
 def show_code(app, what, name, thing, options, lines):
