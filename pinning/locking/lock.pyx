@@ -245,8 +245,7 @@ cdef class Lock(Hold):
     def __dealloc__(self):
         self.ending = True
         self.leave()
-        if self.counted:
-            self.release()  # while the memory is still there
+        self.give_up()  # while the memory is still there; the base class's comes too late for that
 
     def __repr__(self):
         if self.map is None:

@@ -970,11 +970,17 @@ cdef class Hold:
         else:
             self.release()
 
-    def __dealloc__(self):
+    cdef void give_up(self) noexcept:
+        """Unlock in a deallocator, for the last time: a refusal is printed. Not listed any more: `close` would revive it."""
+        self.unlink()
         if self.counted:
-            self.release()
-        if self.map is not None:
-            self.unlink()
+            try:
+                self.release()
+            finally:
+                self.counted = False
+
+    def __dealloc__(self):
+        self.give_up()
 
 
 _orphans = deque()  # of Holds

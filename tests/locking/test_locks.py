@@ -559,6 +559,26 @@ def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device:
     assert collecting.wrong == []
 
 
+@pytest.mark.parametrize("refusals", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_dropped_lock_whose_unlock_is_refused_is_unlocked_once_more_and_then_left(
+    device: FakeDevice, refusals: int
+) -> None:
+    buffer = bytearray(100)
+    lock = pinning.lock(buffer, device=device)
+    ptr = lock.ptr
+    for call in range(refusals):
+        device.fail(refusal(), calls_before=call)
+    del lock
+    assert device.count("data_unlock") == 2
+    assert device.locked == ({} if refusals == 1 else {ptr: 100})
+    device.fail_no_more()
+    buffer.append(0)  # nothing keeps it
+    if refusals > 1:
+        pinning.pinned_map(device).unlock(ptr)
+    assert device.locked == {}
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_an_unlocked_lock_is_dropped_in_silence(device: FakeDevice, recwarn: pytest.WarningsRecorder) -> None:
     lock = pinning.lock(bytearray(100), device=device)
