@@ -184,14 +184,20 @@ void notify_all(Range const& range) noexcept {
 bool on_a_page(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr) % page() == 0; }
 
 /// Pages are about to go. If `ptr` is not the start of a page, the kernel refuses the call, and if `size` is 0, the
-/// call changes nothing: then no lock ends.
+/// call changes nothing: then no lock ends. (What only the kernel can refuse, such as a file that is not open, ends them.)
 void pages_go(void const* ptr, size_t size) noexcept {
   if (size != 0 && on_a_page(ptr)) notify_all(range_of(ptr, size));
 }
 
+void mapped_over(void const* ptr, size_t size, int flags, off_t offset) noexcept {
+  if ((flags & MAP_FIXED) != 0 && offset % getpagesize() == 0) pages_go(ptr, size);
+}
+
 void remapped(void const* ptr, size_t size, size_t new_size, int flags, void const* target) noexcept {
-  bool const fixed = (flags & MREMAP_FIXED) != 0;
-  bool const refused = !on_a_page(ptr) || new_size == 0 || (fixed && !on_a_page(target));
+  bool const moves = (flags & MREMAP_MAYMOVE) != 0, fixed = (flags & MREMAP_FIXED) != 0;
+  bool const leaves = (flags & MREMAP_DONTUNMAP) != 0;
+  bool const refused = !on_a_page(ptr) || new_size == 0 || ((fixed || leaves) && !moves) || (leaves && new_size != size) ||
+                       (fixed && (!on_a_page(target) || range_of(ptr, size).meets(range_of(target, new_size))));
   if (refused) return;
   bool const stays = (flags & MREMAP_MAYMOVE) == 0 || (new_size <= size && flags == MREMAP_MAYMOVE);
   size_t const kept = stays ? (new_size + page() - 1) & -page() : 0;
@@ -416,7 +422,7 @@ int munmap(void* ptr, size_t size) noexcept {
 }
 
 void* mmap(void* ptr, size_t size, int protection, int flags, int file, off_t offset) noexcept {
-  if ((flags & MAP_FIXED) != 0) pages_go(ptr, size);
+  mapped_over(ptr, size, flags, offset);
   return libc().mmap(ptr, size, protection, flags, file, offset);
 }
 
@@ -496,7 +502,7 @@ long syscall(long number, ...) noexcept {
       break;
 #ifdef SYS_mmap
     case SYS_mmap:
-      if ((given[3] & MAP_FIXED) != 0) pages_go(ptr, size);
+      mapped_over(ptr, size, static_cast<int>(given[3]), given[5]);
       break;
 #endif
     case SYS_mremap:

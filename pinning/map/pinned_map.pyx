@@ -665,6 +665,11 @@ cdef class PinnedMap:
         -------
         list of Region
             In address order and disjoint. Regions that are added or removed during the call may or may not be included.
+
+        Raises
+        ------
+        InvalidRangeError
+            `size` is 0, or the range does not lie within ``[0, 2**64)``.
         """
         cdef uint64_t start = word(ptr, "address")
         cdef uint64_t nbytes = word(size, "size")

@@ -204,7 +204,7 @@ def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
 @filters
 def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> None:
     """One that it does not ends all locks of the pages that it touches, also if it names only one byte of a page."""
-    assert run_python("-c", REFUSED, preloaded=True).split() == ["-1", "True", "True"] * 5 + ["0", "False", "False"]
+    assert run_python("-c", REFUSED, preloaded=True).split() == ["-1", "True", "True"] * 10 + ["0", "False", "False"]
 
 
 REFUSED = """
@@ -214,12 +214,31 @@ leaving.forbid_userfaultfd()
 libc, ptr = leaving.libc, leaving.pages()
 lock = pinning.lock((ptr, leaving.SIZE), device=FakeDevice())
 last = pinning.lock((ptr + leaving.SIZE - 10, 10), device=FakeDevice("fake:1"))
+other = leaving.pages()
+TO = 2  # MREMAP_FIXED
+
+
+def remap(start, size, flags, target=0):
+    moved = leaving.mremap(start, leaving.SIZE, size, flags, target)
+    return leaving.ctypes.c_ssize_t(moved).value
+
+
+def map_over(offset):
+    mapped = libc.mmap(ptr, leaving.SIZE, leaving.READ_WRITE, leaving.ANONYMOUS | leaving.FIXED, -1, offset)
+    return leaving.ctypes.c_ssize_t(mapped).value
+
+
 for refused in (
     lambda: libc.munmap(ptr + 1, 4096),
     lambda: libc.munmap(ptr, 0),
     lambda: libc.madvise(ptr + 1, 4096, leaving.DONTNEED),
     lambda: libc.madvise(ptr, leaving.SIZE, 9999),
-    lambda: leaving.ctypes.c_ssize_t(libc.mremap(ptr + 1, leaving.SIZE, leaving.SIZE, leaving.MAYMOVE)).value,
+    lambda: remap(ptr + 1, leaving.SIZE, leaving.MAYMOVE),
+    lambda: remap(other, leaving.SIZE, TO, ptr),
+    lambda: remap(ptr, leaving.SIZE, leaving.MAYMOVE | TO, ptr + leaving.mmap.PAGESIZE),
+    lambda: remap(ptr, leaving.SIZE, leaving.DONTUNMAP),
+    lambda: remap(ptr, leaving.SIZE // 2, leaving.MAYMOVE | leaving.DONTUNMAP),
+    lambda: map_over(1),
     lambda: libc.madvise(ptr, leaving.SIZE - leaving.mmap.PAGESIZE + 1, leaving.DONTNEED),
 ):
     print(refused(), lock.held, last.held)

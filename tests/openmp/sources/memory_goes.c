@@ -190,6 +190,7 @@ int main(int argc, char **argv) {
              madvise(b + 4096, 0, MADV_DONTNEED) != 0 || madvise(b, N, 9999) != -1 ||
              mremap(b + 1, N, N, MREMAP_MAYMOVE) != MAP_FAILED || mremap(b, N, 0, MREMAP_MAYMOVE) != MAP_FAILED ||
              mmap(b + 1, N, read_write, ours | MAP_FIXED, -1, 0) != MAP_FAILED ||
+             syscall(SYS_mmap, b, (long)N, (long)read_write, (long)(ours | MAP_FIXED), -1L, 1L) != -1 ||
              syscall(SYS_madvise, b + 1, (long)N, (long)MADV_DONTNEED) != -1 || advise_elsewhere(b);
   } else if (!strcmp(how, "syscall")) {
     failed = syscall(SYS_munmap, b, (long)N) != 0;
