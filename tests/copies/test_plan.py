@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import NamedTuple, cast
 
 import numpy
 import pytest
 
 import pinning
+from c_library import libc
 from fake_device import WAIT, Background
 from fake_memory import FakeMemoryDevice
 from pinning.copies import costs
 from pinning.copies.plan import CopyPath
+from pinning.map.pinned_map import hears_of_calls, watch_problem
 
 SIZE = 64 << 10
 STAGE = 8 << 10
@@ -124,6 +127,42 @@ def test_what_others_have_unpinned_is_pageable(device: FakeMemoryDevice) -> None
         assert (step.path, step.size) == ("staged", SIZE)
         pinning.pinned_map(device).unlock_unmapped(ptr + third)  # nothing is left of it
         assert pinning.regions(device) == []
+
+
+def adjacent() -> tuple[int, mmap.mmap]:
+    """Memory of two owners without a gap: SIZE bytes at an address, and a mapping behind them."""
+    first = libc.mmap(None, 2 * SIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    libc.munmap(first + SIZE, SIZE)
+    elsewhere = []  # so that the next one is not there too
+    while True:
+        mapping = mmap.mmap(-1, SIZE)
+        if numpy.frombuffer(mapping, numpy.uint8).ctypes.data == first + SIZE:
+            return first, mapping
+        elsewhere.append(mapping)
+
+
+@pytest.mark.skipif(watch_problem() is not None and not hears_of_calls(), reason="no mapping is kept registered")
+def test_no_step_crosses_the_border_of_memory_that_is_unlocked_and_still_registered(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its vendor takes that for locked memory."""
+    host, mapping = adjacent()
+    pinning.budget(idle=True)
+    try:
+        pinning.lock(mapping, device=device).unlock()
+        with pinning.Queue(device) as queue, pinning.alloc(2 * SIZE, device=device) as there:
+            for stage in (STAGE, 4 * SIZE):
+                monkeypatch.setattr(costs, "stage_to_device", stage)
+                steps = pinning.explain(there, host, 2 * SIZE, queue=queue).steps
+                assert [(step.size, step.path) for step in steps] == [
+                    (SIZE, CopyPath.STAGED if stage == STAGE else CopyPath.PLAIN),
+                    (SIZE, CopyPath.DIRECT),
+                ]
+                pinning.copy(there, host, 2 * SIZE, queue=queue)
+    finally:
+        pinning.budget(idle=False)
+        pinning.give_back_idle()
+        libc.munmap(host, SIZE)
 
 
 def test_a_plan_leaves_nothing_locked(device: FakeMemoryDevice) -> None:

@@ -378,6 +378,18 @@ def test_a_handle_given_away(device: FakeMemoryDevice) -> None:
         device.let_go()
 
 
+def test_what_is_pending_when_a_handle_is_given_away_is_not_kept_longer(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        thing = Thing()
+        gone = weakref.ref(thing)
+        queue.submit(work, (), (thing,))
+        del thing
+        assert queue.handle
+        device.let_go()
+        assert queue.poll()
+        assert eventually(lambda: gone() is None)
+
+
 def test_a_queue_of_the_host_that_was_adopted() -> None:
     ran: list[int] = []
     theirs = HOST.make_queue()  # type: ignore[attr-defined]
