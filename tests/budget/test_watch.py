@@ -245,6 +245,21 @@ for refused in (
 """
 
 
+def test_a_block_that_lies_below_what_was_locked_last_is_freed() -> None:
+    assert run_python("-c", LOW_AND_HIGH, preloaded=True).split() == ["False", "True"]
+
+
+LOW_AND_HIGH = """
+import pinning
+from c_library import libc
+from fake_device import FakeDevice
+low, high = sorted(libc.malloc(50_000) for _ in range(2))
+first, last = (pinning.lock((ptr, 50_000), device=FakeDevice()) for ptr in (low, high))
+libc.free(low)
+print(first.held, last.held)
+"""
+
+
 @filters
 def test_a_call_that_leaves_memory_where_it_is_ends_no_lock_where_calls_are_seen() -> None:
     """A mapping that becomes smaller ends the locks in the part that it gives up."""

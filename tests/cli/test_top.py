@@ -23,6 +23,7 @@ from rich.console import Console
 from limits import needs_room_to_lock
 from pinning.cli.status import NoStatusError, Status, status_of
 from pinning.cli.top_view import show, watch
+from pinning.map.pinned_map import watch_problem
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -108,6 +109,18 @@ def test_a_lock_before_another_leaves_that_ones_owner(program: Program) -> None:
     program("held.append(pinning.Arena(12288, 'host')); held[-1].wait()")
     owners = {range_["size"]: range_["owner"] for range_ in seen(program.pid)["ranges"]}
     assert owners == {8192: "numpy.ndarray", 4096: "tuple", 12288: "pinning.Arena"}
+
+
+@pytest.mark.skipif(watch_problem() is not None, reason=str(watch_problem()))
+def test_memory_that_has_gone_is_listed_no_more(program: Program) -> None:
+    program("import ctypes; other = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE)")
+    program("ptr = np.frombuffer(other, np.uint8).ctypes.data")
+    program("held.append(pinning.pinned_map('host').lock(ptr, 8192))")
+    assert seen(program.pid)["locked"] == 8192
+    program("assert ctypes.CDLL(None).munmap(ctypes.c_void_p(ptr), ctypes.c_size_t(8192)) == 0")
+    program("held.append(pinning.lock(array[:4096], device='host'))")
+    (range_,) = seen(program.pid)["ranges"]
+    assert (range_["size"], seen(program.pid)["locked"]) == (4096, 4096)
 
 
 def test_pieces_are_one_range(program: Program) -> None:
