@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from programs import SOURCES, TOOL, Ran, run, run_plain
 
 from child_process import ordinary_user
 from folders import SUPPORT
+from installed import tool
 from limits import needs_room_to_lock
 from mapped_memory import PAGE
 
@@ -89,6 +91,17 @@ def test_what_lies_on_a_stack_is_not_locked(buffers: Path) -> None:
     ran = run(buffers, "stack", 2 * MIB)
     assert locked_kib(ran) == 0
     assert any("it lies on a stack" in why for why in ran.refused)
+
+
+def test_memory_of_a_library_is_locked_no_longer_than_it_is_mapped(buffers: Path, tmp_path: Path) -> None:
+    """dlclose would unmap it unseen."""
+    library = tmp_path / "library.so"
+    source = f"char bytes[{2 * MIB}] = {{1}};"
+    compiler = [tool("gcc", "apt-get install gcc"), "-shared", "-fPIC", "-xc", "-", "-o", library]
+    subprocess.run(compiler, input=source, text=True, check=True)
+    ran = run(buffers, "library", 2 * MIB, library)
+    assert ran.out == f"{5 * 2 * MIB + 1}\n"
+    assert (ran.locked, locked_kib(ran)) == (1, 0)
 
 
 def test_a_buffer_freed_while_mapped_is_unlocked_and_what_comes_after_it_is_moved(buffers: Path) -> None:

@@ -70,6 +70,13 @@ int main(int argc, char **argv) {
     add(on_stack, 5);
     printf("%ld\n", sum(on_stack));
     fprintf(stderr, "locked KiB: %ld\n", locked_kib());
+  } else if (!strcmp(how, "library")) {
+    void *library = dlopen(argv[3], RTLD_NOW);
+    if (!library) return 6;
+    add(p = dlsym(library, "bytes"), 5);
+    printf("%ld\n", sum(p));
+    fprintf(stderr, "locked KiB: %ld\n", locked_kib());
+    dlclose(library);
   } else if (!strcmp(how, "read-only")) {
     char name[] = "/tmp/pinning-XXXXXX";
     int file = mkstemp(name);
