@@ -272,7 +272,9 @@ def test_a_synchronous_copy_returns_when_other_streams_see_it(
     assert re.search(r"copied to devices: .* in [56] staged", done.stderr), done.stderr  # the first may be too little
 
 
-def test_a_copy_reads_what_earlier_work_of_its_stream_has_written(tmp_path: Path, build: Callable[[Driver], Path]) -> None:
+def test_a_copy_reads_what_earlier_work_of_its_stream_has_written(
+    tmp_path: Path, build: Callable[[Driver], Path]
+) -> None:
     program = tmp_path / "in_turn"
     compile_for_the_driver(build(DRIVER), SOURCE.with_name("in_turn.c"), program)
     base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", "PINNING_REPORT": "-", "LD_PRELOAD": str(TOOL)}
