@@ -199,7 +199,7 @@ void remapped(void const* ptr, size_t size, size_t new_size, int flags, void con
   bool const refused = !on_a_page(ptr) || new_size == 0 || ((fixed || leaves) && !moves) || (leaves && new_size != size) ||
                        (fixed && (!on_a_page(target) || range_of(ptr, size).meets(range_of(target, new_size))));
   if (refused) return;
-  bool const stays = (flags & MREMAP_MAYMOVE) == 0 || (new_size <= size && flags == MREMAP_MAYMOVE);
+  bool const stays = !moves || (new_size <= size && flags == MREMAP_MAYMOVE);
   size_t const kept = stays ? (new_size + page() - 1) & -page() : 0;
   if (kept < size) pages_go(static_cast<char const*>(ptr) + kept, size - kept);
   if (fixed) pages_go(target, new_size);
