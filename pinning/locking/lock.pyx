@@ -245,7 +245,7 @@ cdef class Lock(Hold):
     def __dealloc__(self):
         self.ending = True
         self.leave()
-        self.give_up()  # while the memory is still there; the base class's comes too late for that
+        self.release_last()  # while the memory is still there; the base class's comes too late for that
 
     def __repr__(self):
         if self.map is None:

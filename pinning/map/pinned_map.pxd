@@ -87,7 +87,7 @@ cdef class Hold:
     cdef void own(self, PinnedMap map, CHold hold) noexcept
     cdef bint is_held(self) noexcept
     cdef bint release(self) except *
-    cdef void give_up(self) noexcept
+    cdef void release_last(self) noexcept
     cdef bint is_in_map(self) noexcept
     cdef void link(self) noexcept
     cdef void unlink(self) noexcept

@@ -975,7 +975,7 @@ cdef class Hold:
         else:
             self.release()
 
-    cdef void give_up(self) noexcept:
+    cdef void release_last(self) noexcept:
         """Unlock in a deallocator, for the last time: a refusal is printed. Not listed any more: `close` would revive it."""
         self.unlink()
         if self.counted:
@@ -985,7 +985,7 @@ cdef class Hold:
                 self.counted = False
 
     def __dealloc__(self):
-        self.give_up()
+        self.release_last()
 
 
 _orphans = deque()  # of Holds

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "must.h"
+#include "begin.h"
 
 enum { MIB = 1 << 20, PITCH = MIB, WIDTH = MIB - 4096, ROUNDS = 6 };
 
@@ -24,16 +24,10 @@ int main(int count, char **words) {
     size_t const size = (size_t)atoi(words[2]) * MIB;
     void *const copy = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name);
     if (copy == NULL) return 4;
-    CUcontext context;
     CUdeviceptr device;
     CUstream stream;
     unsigned char *seen, *const source = malloc(size);
-    MUST(cuInit(0));
-    MUST(cuDevicePrimaryCtxRetain(&context, 0));
-    MUST(cuCtxSetCurrent(context));
-    MUST(cuMemAlloc(&device, size));
-    MUST(cuMemHostAlloc((void **)&seen, size, 0));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    begin(size, &device, &seen, &stream);
     size_t old = 0;
     for (int round = 0; round < ROUNDS; ++round) {
         memset(source, round + 1, size);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "must.h"
+#include "begin.h"
 
 enum { MIB = 1 << 20, ROUNDS = 4 };
 
@@ -24,16 +24,10 @@ int main(int count, char **words) {
     if (count < 2) return 2;
     size = (size_t)atoi(words[1]) * MIB;
     source = malloc(size);
-    CUcontext context;
     CUdeviceptr device;
     CUstream stream;
     unsigned char *seen;
-    MUST(cuInit(0));
-    MUST(cuDevicePrimaryCtxRetain(&context, 0));
-    MUST(cuCtxSetCurrent(context));
-    MUST(cuMemAlloc(&device, size));
-    MUST(cuMemHostAlloc((void **)&seen, size, 0));
-    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    begin(size, &device, &seen, &stream);
     size_t old = 0;
     for (int round = 1; round <= ROUNDS; ++round) {
         memset(source, 0, size);
