@@ -87,9 +87,10 @@ def test_a_budget_that_a_buffer_exceeds_is_kept_and_said(buffers: Path) -> None:
     assert why.endswith("up to 4 MiB: PINNING_LOCK_BUDGET allows 1 MiB at once")
 
 
-def test_what_lies_on_a_stack_is_not_locked(buffers: Path) -> None:
-    ran = run(buffers, "stack", 2 * MIB)
-    assert locked_kib(ran) == 0
+@pytest.mark.parametrize("how", ["stack", "stack, mapped by another thread"])
+def test_what_lies_on_a_stack_is_not_locked(buffers: Path, how: str) -> None:
+    ran = run(buffers, how, 2 * MIB)
+    assert (ran.out, locked_kib(ran)) == (f"{5 * 2 * MIB}\n", 0)
     assert any("it lies on a stack" in why for why in ran.refused)
 
 
@@ -189,8 +190,13 @@ def test_the_report_goes_to_a_file(buffers: Path, tmp_path: Path) -> None:
     assert ran.said == []
     lines = (tmp_path / "report").read_text().splitlines()
     assert lines[0].startswith("pinning: 1 buffers locked, 4 MiB at most; ")
-    run(buffers, "smaller", 4 * MIB, report=tmp_path / "another")
-    assert " buffers locked, 4 MiB at most; " in (tmp_path / "another").read_text()
+    folder = tmp_path / "of today.d"
+    folder.mkdir()
+    for _ in range(2):
+        run(buffers, "smaller", 4 * MIB, report=folder / "another")
+    first, second = sorted(folder.iterdir())
+    assert first.name == "another" and re.fullmatch(r"another\.\d+", second.name)  # of the second process
+    assert all(" buffers locked, 4 MiB at most; " in file.read_text() for file in (first, second))
 
 
 def test_a_file_that_cannot_be_written_is_said_and_the_program_goes_on(buffers: Path, tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ from pinning.conformance.holding import HeldQueue
 
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
+cuda.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
 cuda.cuMemcpy.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
 cuda.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
 PRIMARY = ctypes.c_void_p()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(PRIMARY), 0) == 0
 assert cuda.cuCtxPushCurrent_v2(PRIMARY) == 0
+STREAM, GRAPH = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuStreamCreate(ctypes.byref(STREAM), 1) == 0
 LEGACY = pinning.device("cuda:0").adopt_queue(1)  # type: ignore[attr-defined]
 
 for size in (40_000, 8 << 20):
@@ -42,6 +45,10 @@ for size in (40_000, 8 << 20):
                     assert cuda.cuMemcpy(back.ctypes.data, array.ctypes.data, size) == 0
                 assert not array.any() and (back == array).all()
                 array[:] = contents
+                # In a captured stream it stays refused, and the capture is valid after it.
+                assert cuda.cuStreamBeginCapture_v2(STREAM, 2) == 0
+                assert cuda.cuMemcpyHtoDAsync_v2(memory.ptr, array.ctypes.data, size, STREAM) == 1
+                assert cuda.cuStreamEndCapture(STREAM, ctypes.byref(GRAPH)) == 0
                 for refused in (b"cuMemcpyAsync:1:999", b"cuStreamSynchronize:1:719"):  # its first part, its end
                     cuda.standin_configure(b"fail=" + refused)
                     code = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)

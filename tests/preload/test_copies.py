@@ -456,6 +456,13 @@ def test_the_report(run: Run, memory: str) -> None:
         assert "pinning: by opened: 8 MiB in 2 (" in ran.errors
 
 
+@pytest.mark.parametrize(("form", "memory"), [("sync", "past the end"), ("sync", "null"), ("rows", "past the end")])
+def test_the_report_counts_no_copy_that_the_driver_refuses(run: Run, form: str, memory: str) -> None:
+    ran = run("proc", form, memory, PINNING_REPORT="-")
+    assert ran.out != "same\n"
+    assert "MiB" not in ran.errors
+
+
 def test_the_report_says_why_copies_were_left_to_the_driver(run: Run) -> None:
     report = run("proc", "async stream", "captured", PINNING_REPORT="-").errors
     assert re.search(r"left to the driver: 4 MiB in 1 \(.*\): the stream is captured into a graph\n", report)

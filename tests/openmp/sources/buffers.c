@@ -64,10 +64,12 @@ int main(int argc, char **argv) {
       printf("%ld\n", sum(p));
       free(p);
     }
-  } else if (!strcmp(how, "stack")) {
+  } else if (!strncmp(how, "stack", 5)) {
     char on_stack[n];
+    pthread_t thread;
     memset(on_stack, 0, n);
-    add(on_stack, 5);
+    if (!strcmp(how, "stack")) add(on_stack, 5);
+    else pthread_create(&thread, NULL, add_in_thread, on_stack), pthread_join(thread, NULL);
     printf("%ld\n", sum(on_stack));
     fprintf(stderr, "locked KiB: %ld\n", locked_kib());
   } else if (!strcmp(how, "library")) {
