@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 
@@ -10,9 +11,9 @@ import numpy
 import pytest
 
 import pinning
-from pinning import MemoryKind, PinningError
+from pinning import InvalidRangeError, MemoryKind, PinningError
 from pinning.conformance.faults import Faults, eventually
-from pinning.conformance.memory import has
+from pinning.conformance.memory import PAGE, Pages, has
 from pinning.copies import trim_staging
 from pinning.plugin import Device, MemoryDevice
 
@@ -96,6 +97,32 @@ def test_rows_fills_and_functions(queue: pinning.Queue, memories: MemoryDevice) 
         except PinningError as error:
             pytest.skip(str(error))
         assert called == [7]
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("call", ["copy", "rows", "batch", "blocks"])
+def test_host_memory_that_has_gone(queue: pinning.Queue, memories: MemoryDevice, call: str, to_device: bool) -> None:
+    """Refused before anything is copied: a driver would end the process, or read what lies there by then."""
+    pages, size = Pages(2), 2 * PAGE
+    pages.unmap(1)
+    with pinning.alloc(size, device=memories) as there:
+        pinning.fill(there, 5, queue=queue)
+        ends = [(there.ptr, size), (pages.ptr, size)] if to_device else [(pages.ptr, size), (there.ptr, size)]
+        (dst, src), of_one = ends, [PAGE - 8, 8 + PAGE]
+        with pytest.raises(InvalidRangeError, match="not mapped"):
+            if call == "copy":
+                pinning.copy(dst, src, queue=queue)
+            elif call == "rows":
+                pinning.copy_2d(dst[0], PAGE, src[0], PAGE, 8, 2, queue=queue)
+            elif call == "blocks":
+                pinning.copy_blocks(dst, [0, 1], src, [0, 1], PAGE, queue=queue)
+            else:
+                dsts, srcs = ([end[0], end[0] + of_one[0]] for end in (dst, src))
+                pinning.copy_batch(dsts, srcs, of_one, queue=queue)
+        back = numpy.zeros(size, numpy.uint8)
+        pinning.copy(back, there, queue=queue)
+    assert (back == 5).all()
+    assert ctypes.string_at(pages.ptr, PAGE) == pages.contents[:PAGE]
 
 
 def test_a_batch(queue: pinning.Queue, memories: MemoryDevice, locking: Device) -> None:

@@ -479,14 +479,16 @@ def test_growth_beyond_the_budget_is_refused_unless_nothing_is_locked() -> None:
                 pinning.budget(1.0)
 
 
-def test_no_part_of_a_private_arena_is_copied_on_write_after_a_fork(device: FakeDevice) -> None:
-    with Arena(PAGE, device, grow=1 << 20) as arena:
-        arena.grow(20 * PAGE)
+@pytest.mark.parametrize(("huge_pages", "advice"), [(None, "hg"), (True, "hg"), (False, "nh")])
+def test_what_the_kernel_knows_of_a_private_arena(device: FakeDevice, huge_pages: bool | None, advice: str) -> None:
+    """No part of it is copied on write after a fork, and all has the advice about huge pages that is asked for."""
+    with Arena(PAGE, device, grow=4 << 20, huge_pages=huge_pages) as arena:
+        arena.grow(3 << 20)
         maps, upto = Path("/proc/self/smaps").read_text(), arena.ptr + arena.nbytes
         found = re.findall(r"^(\w+)-(\w+) .*?^VmFlags: (.*?)$", maps, re.MULTILINE | re.DOTALL)
         flags = [each.split() for start, end, each in found if int(start, 16) < upto and int(end, 16) > arena.ptr]
         assert flags
-        assert all("dc" in each for each in flags)
+        assert all({"dc", advice} <= {*each} for each in flags), flags
 
 
 # ---- limits ----
