@@ -82,10 +82,14 @@ static uint32_t references(pinning_map *map, const void *ptr) {
 static void arguments(pinning_map *map) {
   void *untouched = memory;
   pinning_map *none = map;
-  pinning_locker hollow = locker;
-  hollow.unlock = NULL;
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(NULL, &locker));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, NULL));
+  pinning_locker hollow = locker;
+  hollow.lock = NULL;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
+  hollow = locker, hollow.unlock = NULL;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
+  hollow = locker, hollow.is_pinned = NULL;
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
   struct {
     pinning_locker known;
