@@ -91,7 +91,10 @@ def vendor_queue(device: MemoryDevice) -> VendorQueue:
         return device.make_queue()
     except VendorError:
         dropped = [lane for lane in _lanes if lane.retired and not lane.closed]
-        if not [lane for lane in dropped if not _is_busy(lane)]:
+        for lane in dropped:
+            with suppress(Exception):
+                _is_busy(lane)
+        if not any(lane.closed for lane in dropped):
             raise
         return device.make_queue()
 

@@ -257,8 +257,12 @@ def test_a_dropped_queue_makes_room_for_another(device: FakeMemoryDevice, monkey
     queues = [Queue(device) for _ in range(3)]
     with pytest.raises(VendorError, match="FAKE_TOO_MANY"):
         Queue(device)
-    for _ in range(20):  # at once, whether or not the thread that gives queues back has had time for it
-        queues.clear()
+    for number in range(20):  # at once, whether or not the thread that gives queues back has had time for it
+        while queues:
+            queue = queues.pop()
+            if number % 2:
+                queue.submit(work).wait()
+            del queue
         queues = [Queue(device) for _ in range(3)]
 
 
