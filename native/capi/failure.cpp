@@ -95,7 +95,7 @@ char const* pinning_error_string(pinning_status status) noexcept {
   switch (status) {
     case PINNING_OK: return "all is well";
     case PINNING_INVALID_ARGUMENT: return "an argument is wrong";
-    case PINNING_INVALID_RANGE: return "this range cannot be locked";
+    case PINNING_INVALID_RANGE: return "a range, or a number of bytes, is wrong";
     case PINNING_PARTIAL_OVERLAP: return "the range overlaps a locked region without lying inside it";
     case PINNING_NOT_LOCKED: return "no locked region is there";
     case PINNING_STILL_LOCKED: return "what is locked there forbids it";

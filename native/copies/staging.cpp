@@ -268,7 +268,7 @@ class Rings : public Staging {
   }
   bool empty() noexcept override {
     std::lock_guard const guard(mutex_);
-    return rings_.empty();
+    return bytes_ == 0;
   }
 
  private:

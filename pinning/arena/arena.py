@@ -214,7 +214,7 @@ class Arena(Space):
     @property
     def progress(self) -> int:
         """Bytes that are locked for all devices. With a `unit` these grow by pieces, each usable immediately."""
-        return sum(each.progress for each in list(self._parts))
+        return 0 if self.closed else sum(each.progress for each in list(self._parts))
 
     def wait(self, nbytes: int | None = None, timeout: float | None = None) -> None:
         """Wait until the arena is locked; ``await arena`` does that in asyncio.

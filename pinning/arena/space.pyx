@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError
 from pinning.runtime.arguments import alignment as alignment_of
-from pinning.runtime.arguments import integer
+from pinning.runtime.arguments import integer, integers
 from pinning.runtime.handles import refuse_copy
 
 if TYPE_CHECKING:
@@ -128,8 +128,11 @@ cdef class Space:
     def _unclaim(self) -> None:
         self.shut = False
 
+    cdef bint gone(self):
+        return self.shut or not self.memory_.here
+
     cpdef _check(self):  # type: () -> None
-        if self.shut or not self.memory_.here:
+        if self.gone():
             raise InvalidRangeError(f"{self!r} is closed, or does not exist in this process")
 
     @property
@@ -155,12 +158,12 @@ cdef class Space:
     @property
     def available(self) -> int:
         """Bytes that are left for allocations."""
-        return self.given - self.taken
+        return 0 if self.gone() else self.given - self.taken
 
     @property
     def largest_available(self) -> int:
         """Bytes of the largest free block."""
-        return self.extents.largest()
+        return 0 if self.gone() else self.extents.largest()
 
     # ---- its bytes ----
 
@@ -203,7 +206,9 @@ cdef class Space:
         Raises
         ------
         InvalidRangeError
-            The array does not fit, or the arena is closed.
+            The array does not fit, a length is negative, or the arena is closed.
+        TypeError
+            The shape or the offset is no integer, or it is not a dtype, or one with Python objects.
         """
         return array_of(self, shape, dtype, offset)
 
@@ -273,17 +278,21 @@ cdef class ArenaAllocation(Allocation):
 cdef array_of(owner, shape, dtype, offset):
     import numpy
 
-    kind = numpy.dtype(dtype)
+    from pinning.interop.dtypes import usable_dtype
+
+    kind = usable_dtype(dtype)
     start = integer(offset, "offset")
-    if kind.hasobject:
-        raise InvalidRangeError(f"dtype is {kind}; such memory cannot hold an array of Python objects")
-    if not 0 <= start <= owner.nbytes:
-        raise InvalidRangeError(f"offset is {start}; it must lie between 0 and {owner.nbytes}")
-    if shape is None:
-        shape = ((owner.nbytes - start) // kind.itemsize,) if kind.itemsize else (0,)
+    lengths = None if shape is None else integers(shape, "shape", "a number of elements")
+    # `numpy.ndarray` keeps no buffer of what it is given, but `frombuffer` does. It raises if there are no bytes any more.
+    whole = numpy.frombuffer(owner, numpy.uint8)
+    if not 0 <= start <= whole.nbytes:
+        raise InvalidRangeError(f"offset is {start}; it must lie between 0 and {whole.nbytes}")
+    if lengths is None:
+        lengths = ((whole.nbytes - start) // kind.itemsize,)
+    if any([length < 0 for length in lengths]):
+        raise InvalidRangeError(f"shape is {lengths}; nothing in it can be negative")
     try:
-        # `numpy.ndarray` keeps no buffer of what it is given, but `frombuffer` does.
-        return numpy.ndarray(shape, kind, numpy.frombuffer(owner, numpy.uint8), start)
+        return numpy.ndarray(lengths, kind, whole, start)
     except (TypeError, ValueError) as error:
-        raise InvalidRangeError(f"no array of shape {shape} and dtype {kind} at offset {start} of {owner!r}, which has "
-                                f"{owner.nbytes} bytes: {error}") from None
+        raise InvalidRangeError(f"no array of shape {lengths} and dtype {kind} at offset {start} of {owner!r}, which has "
+                                f"{whole.nbytes} bytes: {error}") from None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import EllipsisType
 from typing import Any, NoReturn
@@ -13,12 +13,14 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from pinning.arrays import exchange
-from pinning.arrays.layout import Array, check_order, usable_dtype
+from pinning.arrays.buffer import Buffer
+from pinning.arrays.layout import Array, check_order, host_array, refuse_mask
 from pinning.arrays.streams import Stream
 from pinning.arrays.transfer import check_alike, copied, fetch, put, take
 from pinning.arrays.view import View
 from pinning.errors import LayoutError
-from pinning.runtime.arguments import describe
+from pinning.interop.dtypes import usable_dtype
+from pinning.runtime.arguments import describe, integers
 from pinning.runtime.handles import refuse_copy
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
@@ -36,11 +38,22 @@ class DeviceArray(View):
 
     __slots__ = ()
 
+    def __init__(self, layout: Any = None, buffer: Any = None) -> None:
+        if not isinstance(buffer, Buffer):
+            raise TypeError("a DeviceArray comes from device_array, to_device or as_device_array")
+        super().__init__(layout, buffer)
+
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "use copy_to_host(), and to_device() for another array on the device")
 
     def __len__(self) -> int:
         return len(self._layout)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Views along the first dimension; of an array of one dimension its elements, each copied to the host."""
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array; array[()] is its element")
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         return f"<DeviceArray of shape {self.shape}, {self.dtype}, on {self.device.name}>"
@@ -67,6 +80,8 @@ class DeviceArray(View):
 
         Raises
         ------
+        TypeError
+            It is no array, or has a mask.
         LayoutError
             It has another shape or dtype, or this array cannot be written.
         """
@@ -74,7 +89,7 @@ class DeviceArray(View):
         if source is not None:
             take(self, source, stream)
         else:
-            array = numpy.asarray(ary)
+            array = host_array(ary)
             check_alike(array, self._layout)
             put(self, array, stream)
 
@@ -154,10 +169,9 @@ class DeviceArray(View):
         """
         check_order(order)
         wanted: Any = shape[0] if len(shape) == 1 else shape
+        integral = integers(wanted, "shape", "a number of elements")
         try:
-            lengths = numpy.broadcast_to(numpy.int8(0), self.shape).reshape(wanted).shape
-        except TypeError:
-            raise TypeError(f"shape is {describe(wanted)}; it must be an integer or several") from None
+            lengths = numpy.broadcast_to(numpy.int8(0), self.shape).reshape(integral).shape
         except ValueError as error:
             raise LayoutError(f"{error}; the array has {self.size} elements") from None
         ordered: Any = order
@@ -169,12 +183,7 @@ class DeviceArray(View):
 
     def transpose(self, axes: Iterable[int] | None = None) -> DeviceArray:
         """A view with the dimensions in another order, by default reversed."""
-        try:
-            order = None if axes is None else tuple(map(operator.index, axes))
-        except TypeError:
-            raise TypeError(
-                f"axes is {describe(axes)}; it must be {self.ndim} integers, one for each dimension"
-            ) from None
+        order = None if axes is None else integers(axes, "axes", "a dimension's number")
         try:
             return DeviceArray(self._layout.transpose(order), self._buffer)
         except ValueError as error:
@@ -237,6 +246,7 @@ def as_array(view: View) -> DeviceArray:
 
 def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], element: bool) -> Array:
     """The elements, broadcast, that NumPy would assign for `value`; `element`: the part is a single element."""
+    refuse_mask(value)
     if isinstance(value, numpy.ndarray) and not element and 0 not in shape:
         array = _without_leading(value, len(shape))
         numpy.broadcast_to(array, shape)  # refuses before it converts, as NumPy does

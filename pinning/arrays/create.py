@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from pinning.arrays import exchange
 from pinning.arrays.array import DeviceArray, as_array
-from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
+from pinning.arrays.layout import Array, Plan, Shape, host_array, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.arrays.view import new_view
 from pinning.plugin import Device
-from pinning.runtime.arguments import describe
+from pinning.runtime.arguments import describe, flag
 
 
 def device_array(
@@ -90,10 +90,11 @@ def to_device(
     Raises
     ------
     TypeError
-        It has a dtype with Python objects.
+        It is no array, or has a mask or a dtype with Python objects.
     LayoutError
         `to` has another shape or dtype.
     """
+    flag(copy, "copy")
     if to is not None:
         if not isinstance(to, DeviceArray):
             raise TypeError(
@@ -107,7 +108,7 @@ def to_device(
         target = theirs.device if device is None and stream is None else device_of(device, stream)
         if theirs.device is target:
             return as_array(theirs)
-    source: Any = as_array(theirs) if theirs is not None else numpy.asarray(obj)
+    source: Any = as_array(theirs) if theirs is not None else host_array(obj)
     array = _new(plan_like(layout_of(source)), stream, device)
     if copy:
         array.copy_to_device(source, stream)
@@ -129,12 +130,13 @@ def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None 
     Raises
     ------
     TypeError
-        It is not such an array, or has a dtype with Python objects.
+        It is not such an array, is a masked array of NumPy, or has a dtype with Python objects.
     InvalidRangeError
         It gives 0 as the address of its elements, or the device knows no memory at their address.
     PinningError
         It has a mask, or no device knows the memory.
     """
+    flag(sync, "sync")
     return as_array(exchange.as_view(obj, sync, device))
 
 

@@ -7,12 +7,12 @@ import operator
 from typing import Any
 
 from pinning.arrays.buffer import Buffer
-from pinning.arrays.layout import address_of, layout_at, usable_dtype
+from pinning.arrays.layout import address_of, layout_at, refuse_mask
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError, PluginUnavailableError
 from pinning.interop.array_memory import array_memory
 from pinning.interop.dlpack import make_capsule
-from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type
+from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type, usable_dtype
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
@@ -37,6 +37,7 @@ def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
     """A view of an array of another library or of this package; see `as_device_array`."""
     if isinstance(obj, View):
         return obj
+    refuse_mask(obj)
     array = array_memory(obj)
     layout = layout_at(array.ptr, array.shape, usable_dtype(array.dtype), array.strides, array.read_only)
     kind, index = array.device or (_BY_ADDRESS, 0)

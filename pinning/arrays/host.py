@@ -22,6 +22,7 @@ from pinning.map.pinned_map import PinnedMap, Region
 from pinning.memory import Allocation
 from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind
+from pinning.runtime.arguments import flag
 from pinning.runtime.buffers import Buffer
 from pinning.runtime.handles import Block
 
@@ -135,7 +136,7 @@ def mapped_array(
     PinningError
         `wc`, and the device has no such memory. Otherwise as `device_array`.
     """
-    del portable  # HOST memory is pinned for all devices of the plugin: `MemoryDevice.allocate` guarantees that
+    flag(portable, "portable")  # either way: `MemoryDevice.allocate` pins HOST memory for all devices of the plugin
     return _host_array(plan(shape, dtype, strides, order), MemoryKind.HOST, stream, device, wc).view(MappedArray)
 
 
@@ -143,7 +144,7 @@ def mapped_array_like(
     ary: Any, stream: Stream = None, portable: bool = True, wc: bool = False, *, device: Device | str | None = None
 ) -> MappedArray:
     """A `mapped_array` with the shape, dtype and order of dimensions of an array."""
-    del portable
+    flag(portable, "portable")
     return _host_array(plan_like(layout_of(ary)), MemoryKind.HOST, stream, device, wc).view(MappedArray)
 
 
@@ -163,6 +164,7 @@ def managed_array(
 def _host_array(
     planned: Plan, kind: MemoryKind, stream: Stream, device: Device | str | None, wc: bool = False
 ) -> Array:
+    flag(wc, "wc")
     target = device_of(device, stream)
     buffer = allocate(planned.nbytes, kind, target, None if stream is None else queue_of(stream, target), wc)
     return planned.over(numpy.asarray(buffer) if planned.nbytes else numpy.empty(0, numpy.uint8))

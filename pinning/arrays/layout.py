@@ -8,7 +8,6 @@ memory. Its users must not access it either: never read an element, and never ma
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from pinning.errors import ArgumentError, LayoutError
-from pinning.runtime.arguments import describe, is_one_of
+from pinning.interop.dtypes import usable_dtype
+from pinning.runtime.arguments import describe, integers, is_one_of
 
 Shape = int | Iterable[int]
 Array = NDArray[Any]
@@ -59,8 +59,8 @@ class Plan(NamedTuple):
 
 def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: str = "C") -> Plan:
     """The plan for arguments of `device_array` and its like. Raises TypeError for a type or dtype, else LayoutError."""
-    lengths = _integers(shape, "shape")
-    steps = None if strides is None else _integers(strides, "strides")
+    lengths = _not_negative(integers(shape, "shape", "a number of elements"), "shape")
+    steps = None if strides is None else _not_negative(integers(strides, "strides", "a number of bytes"), "strides")
     check_order(order)
     if steps is not None and len(steps) != len(lengths):
         raise LayoutError(f"strides are {steps}; the shape {lengths} needs {len(lengths)}")
@@ -83,17 +83,21 @@ def check_order(order: str, *others: str) -> None:
         raise ArgumentError(f"order is {describe(order)}; it must be {' or '.join(map(repr, ('C', 'F', *others)))}")
 
 
-def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
-    """A dtype whose elements can be copied as bytes. Raises TypeError for others."""
-    try:
-        checked = numpy.dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"dtype is {describe(dtype)}; it must be a NumPy dtype, such as 'float32': {error}") from None
-    if checked.hasobject:
-        raise TypeError(f"dtype {checked} holds Python objects, which no device can use; convert the array first")
-    if not checked.itemsize:
-        raise TypeError(f"elements of dtype {checked} have no bytes; say how many, as in 'S8'")
-    return checked
+def refuse_mask(value: object) -> None:
+    """Refuse a masked array: NumPy would convert it to an array of all its elements, those that are masked too."""
+    if isinstance(value, numpy.ma.MaskedArray):
+        raise TypeError("this is a masked array, and arrays on a device have no masks; give filled() of it")
+
+
+def host_array(value: Any) -> Array:
+    """The array of the host that NumPy makes of a value. Raises TypeError if it is none, or has a mask."""
+    refuse_mask(value)
+    array = numpy.asarray(value)
+    if array.dtype.hasobject and not isinstance(value, numpy.ndarray):
+        raise TypeError(
+            f"{describe(value)} is no array: NumPy would make one of Python objects of it, which no device can use"
+        )
+    return array
 
 
 class _Bytes:
@@ -125,11 +129,7 @@ def address_of(array: Array) -> int:
     return array.ctypes.data if array.nbytes else 0
 
 
-def _integers(values: Shape, what: str) -> tuple[int, ...]:
-    try:
-        integers = tuple(map(operator.index, values)) if isinstance(values, Iterable) else (operator.index(values),)
-    except TypeError:
-        raise TypeError(f"{what} is {describe(values)}; it must be an integer or several") from None
-    if any(value < 0 for value in integers):
-        raise LayoutError(f"{what} is {integers}; nothing in it can be negative")
-    return integers
+def _not_negative(values: tuple[int, ...], what: str) -> tuple[int, ...]:
+    if any(value < 0 for value in values):
+        raise LayoutError(f"{what} is {values}; nothing in it can be negative")
+    return values

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pinning.errors import PinningError
+from pinning.errors import ArgumentError, PinningError
 from pinning.plugin import Device, MemoryDevice
 from pinning.queues import Queue, as_queue, default_queue
 
@@ -32,7 +32,7 @@ def external_stream(handle: int, device: Device | str | None = None) -> Queue:
 @contextmanager
 def auto_synchronize(stream: Stream) -> Iterator[Queue]:
     """Wait for all work of a stream at the end of a ``with`` block."""
-    queue = as_queue(stream)
+    queue = _as_queue(stream)
     try:
         yield queue
     finally:
@@ -42,15 +42,24 @@ def auto_synchronize(stream: Stream) -> Iterator[Queue]:
 def device_of(device: Device | str | None, stream: Stream) -> MemoryDevice:
     """The device meant: the one named, or else that of the stream, or else the default one."""
     if device is None and isinstance(stream, Queue):
-        return stream.device  # type: ignore[no-any-return]
-    return default_queue(device).device  # type: ignore[no-any-return]
+        return stream.device
+    return default_queue(device).device
 
 
 def queue_of(stream: Stream, device: MemoryDevice) -> Queue:
     """A stream that is not None, as a queue of this device."""
-    queue = as_queue(stream, device)
+    queue = _as_queue(stream, device)
     if queue.device is not device:
         raise PinningError(
             f"{queue!r} is not a stream of {device.name}, where the array is: give a stream of that device"
         )
     return queue
+
+
+def _as_queue(stream: Stream, device: MemoryDevice | None = None) -> Queue:
+    if isinstance(stream, int) and stream == 0:  # numba waits then; a vendor's stream 0 would not
+        raise ArgumentError(
+            f"stream is {stream}; omit the argument where numba takes stream=0. The vendor's default stream is "
+            "external_stream(0)"
+        )
+    return as_queue(stream, device)

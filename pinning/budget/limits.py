@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import NamedTuple
 
 from pinning.budget import cache as _cache
@@ -14,6 +16,7 @@ from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count
 
 _IDLE = "the most bytes in the cache, or True or False"
+before_refusal: list[Callable[[], object]] = []  # by packages above: called before a lock beyond the limit is refused
 _BYTES_OR_FRACTION = "the number of bytes, or a fraction above 0.0 and up to 1.0 of the memory this process may use"
 
 
@@ -138,11 +141,12 @@ def check_budget(size: int) -> None:
     try:
         _cache.check(size)
     except LockLimitError:
-        if not _chosen.by_default or _cache.figures()[0] != _chosen.limit:
-            raise
-        most_idle = _cache.figures()[-1]
-        _chosen = _default()  # a container's limit may have been raised meanwhile
-        _cache.set_limits(_chosen.limit, most_idle)
+        for function in before_refusal:
+            function()
+        if _chosen.by_default and _cache.figures()[0] == _chosen.limit:
+            most_idle = _cache.figures()[-1]
+            _chosen = _default()  # a container's limit may have been raised meanwhile
+            _cache.set_limits(_chosen.limit, most_idle)
         _cache.check(size)
 
 
@@ -153,14 +157,14 @@ class _Limit(NamedTuple):
 
 
 def _choice(limit: int | float) -> _Limit:
-    if not isinstance(limit, float):
-        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")
-    if not 0.0 < limit <= 1.0:
+    if isinstance(limit, Integral) or not isinstance(limit, Real):  # NumPy's too
+        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")  # type: ignore[arg-type]
+    if not 0.0 < float(limit) <= 1.0:
         raise InvalidRangeError(f"limit is {limit!r}; it must be {_BYTES_OR_FRACTION}")
     room = _memory()
     if room is None:
         raise InvalidRangeError(f"limit is {limit!r}, of a memory size that /proc does not tell here: give bytes")
-    return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
+    return _Limit(int(room.limit * float(limit)), f"pinning.budget({limit}), of {room.name}")
 
 
 def _default() -> _Limit:

@@ -553,7 +553,8 @@ cdef object array_of(object values, str name):
     except ValueError:  # nested sequences of different lengths
         given = numpy.empty((1, 1), object)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise TypeError(f"{name} must be whole numbers in one dimension, not {given.dtype} of shape {given.shape}")
+        what = describe(values) if given.dtype == object else f"{given.dtype} of shape {given.shape}"
+        raise TypeError(f"{name} is {what}; it must be whole numbers in one dimension")
     return given.astype(UINT64 if given.dtype.kind == "u" else INT64)
 
 

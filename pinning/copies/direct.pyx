@@ -445,7 +445,9 @@ cdef read_only(End to):
 
 
 cdef Submitter queue_of(object queue):
-    return queue if isinstance(queue, Queue) else Queue.adopt(queue)
+    cdef Submitter given = queue if isinstance(queue, Queue) else Queue.adopt(queue)
+    given.check()  # one of a subclass that has not called __init__ has no lanes
+    return given
 
 
 cdef Submitter default_of(End to, End origin):

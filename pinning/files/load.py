@@ -447,8 +447,8 @@ def _device(device: Any, queue: Queue | None) -> MemoryDevice:
     if device is None:
         chosen = default_device() if queue is None else queue.device
     elif not isinstance(device, Device):
-        name = str(device)  # of a torch.device too
-        chosen = device_of_name("host" if name.partition(":")[0] == "cpu" else name)
+        name = str(device) if hasattr(device, "type") else device  # of a torch.device
+        chosen = device_of_name("host" if str(name).partition(":")[0] == "cpu" else name)
     if not isinstance(chosen, MemoryDevice):
         raise PinningError(f"{chosen.name} has no queues for copies, so nothing can be loaded there")
     return chosen

@@ -75,6 +75,8 @@ def _target(path: str) -> Path:
         if not Path(folder).is_dir():  # realpath would make one up
             raise
     else:
+        if stat.S_ISDIR(status.st_mode):
+            raise FileError(errno.EISDIR, "it is a folder; give the path of a file", path)
         if not stat.S_ISREG(status.st_mode):
             raise FileError(errno.EINVAL, "it is not a regular file, and would be replaced by one", path)
     return Path(os.path.realpath(path))

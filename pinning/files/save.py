@@ -17,7 +17,7 @@ import numpy
 from pinning.arena import Arena, ArenaAllocation
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
-from pinning.errors import InvalidRangeError, LayoutError, PinningError
+from pinning.errors import ArgumentError, InvalidRangeError, LayoutError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
@@ -251,8 +251,10 @@ class _Source(NamedTuple):
 
 
 def _source(name: Any, tensor: Any) -> _Source:
-    if not isinstance(name, str) or name == "__metadata__":
-        raise TypeError(f"a tensor has the name {describe(name)}; it must be a string other than '__metadata__'")
+    if not isinstance(name, str):
+        raise TypeError(f"a tensor has the name {describe(name)}; it must be a string")
+    if name == "__metadata__":
+        raise ArgumentError("a tensor has the name '__metadata__', which the format uses itself; give it another name")
     named = f"the tensor {name!r}"
     if isinstance(tensor, numpy.generic):  # a scalar, which could be taken for an address
         tensor = numpy.asarray(tensor)

@@ -7,9 +7,11 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy
+from numpy.typing import DTypeLike
 
 from pinning.errors import PinningError
 from pinning.plugin import MemoryKind
+from pinning.runtime.arguments import describe
 
 
 class Dtype(NamedTuple):
@@ -83,3 +85,16 @@ def numpy_dtype(code: int, bits: int, lanes: int) -> numpy.dtype[Any]:
     if kind is None or lanes != 1 or bits % 8:
         raise PinningError(f"NumPy has no dtype of DLPack's code {code}, {bits} bits, {lanes} lanes")
     return numpy.dtype(f"{kind}{bits // 8}")
+
+
+def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
+    """A dtype whose elements can be copied as bytes. Raises TypeError for others."""
+    try:
+        checked = numpy.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"dtype is {describe(dtype)}; it must be a NumPy dtype, such as 'float32': {error}") from None
+    if checked.hasobject:
+        raise TypeError(f"dtype {checked} holds Python objects, which no device can use; convert the array first")
+    if not checked.itemsize:
+        raise TypeError(f"elements of dtype {checked} have no bytes; say how many, as in 'S8'")
+    return checked

@@ -79,7 +79,7 @@ cdef Kind kind_of(object buffer):
 
 cdef Kind find_kind(object cls, object buffer):
     if issubclass(cls, type):  # whose attributes describe its objects
-        raise TypeError(f"{describe(buffer)} is a class; give an object of it")
+        raise TypeError(f"{buffer.__name__} is a class; give an object of it")
     if cls is bool:
         raise TypeError(f"{buffer} is neither a buffer nor an address")
     cdef Kind kind = Kind.__new__(Kind)
@@ -250,8 +250,11 @@ cdef int set_interface(Bytes* memory, object array, object interface) except -1:
 
 cdef object by_other_protocols(object buffer, object size, bint any_device, Bytes* memory):
     """Use the slower protocols; if none fits, raise an error that says what is wrong."""
+    name = type(buffer).__name__
+    if isinstance(buffer, Integral):  # NumPy's have protocols for their own few bytes
+        raise TypeError(f"{name} is not a buffer; pass {ACCEPTED}")
     if isinstance(buffer, POINTERS):
-        raise TypeError(f"{type(buffer).__name__} does not tell the size of the memory it points to; pass a pair (address, size)")
+        raise TypeError(f"{name} does not tell the size of the memory it points to; pass a pair (address, size)")
     if PyObject_CheckBuffer(buffer):
         try:
             return checked_export(buffer, buffer, memory)
@@ -276,7 +279,6 @@ cdef object by_other_protocols(object buffer, object size, bint any_device, Byte
         return of_capsule(buffer, any_device, memory)
     if hasattr(buffer, "__cuda_array_interface__"):
         raise on_a_device(buffer, "it has __cuda_array_interface__")
-    name = type(buffer).__name__
     if hasattr(buffer, "__array__"):
         raise TypeError(f"{name} is not a buffer; pass its array, such as to_numpy() of a Series or numpy.asarray of it")
     raise TypeError(f"{name} is not a buffer; pass {ACCEPTED}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import threading
 import warnings
@@ -230,7 +231,7 @@ def device(name: Device | str) -> Device:
         raise ArgumentError(
             f"there is no device {name!r}, nor a plugin {plugin_name!r}: {present}, and plugins {known}"
         )
-    if colon and not index.isdecimal():
+    if colon and not re.fullmatch("0|[1-9][0-9]*", index):
         raise ArgumentError(f"there is no device {name!r}: give an index, as in {plugin_name + ':0'!r}; {present}")
     problem = next((report.problem for report in own_reports if report.problem), present)
     raise PluginUnavailableError(f"there is no device {name!r}: {problem}")
@@ -261,14 +262,17 @@ def _is_able(device: Any) -> bool:
         return False
 
 
-def pinned_map(on: LockDevice | str | None = None) -> PinnedMap:
+_device = device  # for functions with a parameter of that name
+
+
+def pinned_map(device: LockDevice | str | None = None) -> PinnedMap:
     """The map of a device, by default of the default device. There is one for each, made on demand.
 
     For a native device it is the map that native code of this process has under the device's name.
 
     Parameters
     ----------
-    on : LockDevice or str, optional
+    device : LockDevice or str, optional
         The device or its name.
 
     Raises
@@ -283,7 +287,7 @@ def pinned_map(on: LockDevice | str | None = None) -> PinnedMap:
     ...     array.ctypes.data in pinning.pinned_map("host")
     True
     """
-    return maps.get(default_device() if on is None else device(on))  # type: ignore[arg-type]
+    return maps.get(default_device() if device is None else _device(device))  # type: ignore[arg-type]
 
 
 def pinned_maps() -> list[PinnedMap]:

@@ -639,6 +639,8 @@ cdef class PinnedMap:
             A snapshot; None if no region contains all of them.
         """
         cdef uint64_t start, nbytes
+        if ptr is True or ptr is False:
+            raise no_word(ptr, "address")
         try:
             start = PyNumber_Index(ptr)
             nbytes = PyNumber_Index(size)
@@ -682,6 +684,8 @@ cdef class PinnedMap:
 
     def __contains__(self, ptr: SupportsIndex) -> bool:
         cdef uint64_t address
+        if ptr is True or ptr is False:
+            raise no_word(ptr, "address")
         try:
             address = PyNumber_Index(ptr)
         except OverflowError:

@@ -42,7 +42,7 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
 
 def _member(place: Place) -> Device:
     if isinstance(place, tuple) and not (len(place) == 2 and isinstance(place[1], Context)):
-        raise TypeError("a place is a device, or a pair (device, context) with a pinning.Context")
+        raise TypeError(f"a place is {place!r}; it must be a device, or a pair of a device and a pinning.Context")
     device, context = place if isinstance(place, tuple) else (place, None)
     name = device if isinstance(device, str) else device_of_name(device).name
     if context is not None and name.partition(":")[0] != HOST:

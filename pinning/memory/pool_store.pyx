@@ -284,6 +284,8 @@ cdef class Store:
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
         submitter.check()
+        if self.context is None:
+            raise PinningError("this pool is of a subclass that has not called __init__; nothing can be allocated in it")
         cdef CPool* native = self.here()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices

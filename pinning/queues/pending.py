@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
+from pinning.budget.limits import before_refusal
 from pinning.errors import VendorError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues.order import TimelinePoint
@@ -109,6 +110,16 @@ def uses(thing: object) -> tuple[TimelinePoint, ...]:
                     lane.ask_last()
             points += lane.uses(thing)
     return tuple(points)
+
+
+def _poll_all() -> None:
+    """Copies that are over let go of what was unlocked meanwhile."""
+    for lane in _lanes:
+        with suppress(Exception):
+            lane.poll()
+
+
+before_refusal.append(_poll_all)
 
 
 def is_idle(device: MemoryDevice) -> bool:

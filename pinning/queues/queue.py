@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary, ref
@@ -17,7 +18,7 @@ from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
-from pinning.runtime.arguments import describe, is_one_of
+from pinning.runtime.arguments import describe, integer, is_one_of
 from pinning.runtime.handles import refuse_closed, refuse_copy
 from pinning.runtime.per_device import device_slots
 
@@ -110,10 +111,11 @@ class Queue(Submitter):
         if isinstance(stream, Queue):
             return stream
         owner = _memory_device(device)
-        if isinstance(stream, int):
-            if not 0 <= stream < 1 << 64:
-                raise InvalidRangeError(f"{stream:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
-            return cls._over(owner, owner.adopt_queue(stream), None)
+        if isinstance(stream, Integral):
+            handle = integer(stream, "the queue", "the handle of a vendor's queue")
+            if not 0 <= handle < 1 << 64:
+                raise InvalidRangeError(f"{handle:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
+            return cls._over(owner, owner.adopt_queue(handle), None)
         handle = _handle_of(stream)
         queue = cls._adopted.get((id(owner), handle))
         if queue is None or not queue.usable:

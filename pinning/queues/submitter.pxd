@@ -34,7 +34,7 @@ cpdef tuple events_of(object wait_for)  # a wait list, or a single event
 
 cdef class Submitter:
     cdef object __weakref__
-    cdef readonly object device  # type: Any
+    cdef readonly object device  # type: MemoryDevice
     cdef readonly bint closed
     cdef bint ordered
     cdef unique_ptr[CQueue] native

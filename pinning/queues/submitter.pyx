@@ -18,7 +18,7 @@ from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Literal, TypeVar, overload
+    from typing import Literal, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
 
@@ -88,7 +88,7 @@ cdef class Submitter:
     def __init__(
         self, device: MemoryDevice, bint ordered, vendor: VendorQueue | None = None, stream: object = None
     ) -> None:
-        """Make a queue of `device`; or over `vendor`, which others use too and which `stream` keeps valid."""
+        # Of `device`; or over `vendor`, which others use too and which `stream` keeps valid.
         self.device = device
         self.ordered = ordered
         cdef Lane first = Lane(vendor or pending.vendor_queue(device), ordered, vendor is not None, device, stream)
@@ -310,6 +310,9 @@ cdef class Submitter:
         *events : Event
             Of any queue, of any vendor.
         """
+        for each in events:
+            if not isinstance(each, Event):
+                raise TypeError(f"an argument is {describe(each)}; give each event as an argument of its own: wait_for(*events)")
         cdef Event point = self.submit(None, events)
         if not self.ordered:
             self.native.get().bar(point.native)
@@ -342,6 +345,8 @@ cdef class Submitter:
 
     cdef int add_history(self, CDependencies& to, object wait_for) except -1:
         cdef vector[CEvent] copies
+        if not self.lanes:
+            self.check()
         self.native.get().add_history(to, natives_of(self.waited_for(wait_for), copies))
         return 0
 

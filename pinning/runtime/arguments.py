@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from pinning.errors import ArgumentError, InvalidRangeError
@@ -34,6 +35,18 @@ def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
     except TypeError:
         pass
     raise TypeError(f"{name} is {describe(value)}; it must be an integer, {what}")
+
+
+def integers(values: SupportsIndex | Iterable[SupportsIndex], name: str, what: str) -> tuple[int, ...]:
+    """Convert one integer, or several, to a tuple, each as `integer` does; the TypeError names the wrong one."""
+    several: Any = values
+    try:
+        items = None if isinstance(values, (str, bytes)) else tuple(several)
+    except TypeError:  # also of an array without dimensions
+        items = None
+    if items is None:
+        return (integer(several, name, f"{what}, or several"),)
+    return tuple(integer(each, f"{name}[{i}]", what) for i, each in enumerate(items))
 
 
 def flag(value: bool, name: str) -> bool:

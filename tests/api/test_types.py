@@ -42,6 +42,8 @@ pinning.ray.setup("cuda:0")
 version: str = pinning.__version__
 loaded: dict[str, NDArray[numpy.generic]] = pinning.load_file("x.safetensors", "host", framework="numpy")
 on_device: dict[str, pinning.arrays.DeviceArray] = pinning.load_file("x.safetensors", framework="pinning")
+for row in on_device["x"]:
+    print(row)
 
 
 class Mine:

@@ -50,6 +50,16 @@ class Streaming:
         return 5
 
 
+class UnmadeQueue(Queue):
+    def __init__(self) -> None:
+        """Not that of a queue."""
+
+
+class UnmadePool(Pool):
+    def __init__(self) -> None:
+        """Not that of a pool."""
+
+
 class Interface:
     """Memory that an interface describes, of the host or, by another name, of a GPU."""
 
@@ -100,6 +110,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.alloc(8, device="hots"), ArgumentError, "no device 'hots'"),
     (lambda: pinning.device("host:x"), ArgumentError, "'host:x': give an index, as in 'host:0'"),
     (lambda: pinning.device("host:"), ArgumentError, "'host:': give an index"),
+    (lambda: pinning.device("host:00"), ArgumentError, "'host:00': give an index"),
     (lambda: pinning.device("host:7"), pinning.PluginUnavailableError, "no device 'host:7': those present are"),
     (lambda: pinning.alloc(8, context="host", device="cuda"), ArgumentError, "cuda is not in .*: name one of its"),
     # Not a device.
@@ -190,7 +201,27 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
     (lambda: pinning.lock(A, read_only="no"), TypeError, "read_only is 'no'"),
     (lambda: pinning.lock(A, progress=5), TypeError, "progress is 5"),
+    # Objects whose class has left out __init__.
+    *(
+        (call, PinningError, "is closed; nothing can be submitted")
+        for call in (
+            lambda: pinning.copy(B, A, queue=UnmadeQueue()),
+            lambda: pinning.copy_batch([B], [A], queue=UnmadeQueue()),
+            lambda: pinning.fill(B, 1, queue=UnmadeQueue()),
+            lambda: UnmadeQueue()._history(),
+        )
+    ),
+    (lambda: Queue("host").alloc(8, pool=UnmadePool()), PinningError, "has not called __init__"),
     # A buffer where an address goes, and vice versa.
+    *(
+        (call, TypeError, "int64 is not a buffer; pass .* an address and size=")
+        for call in (
+            lambda: pinning.lock(numpy.int64(A.ctypes.data)),
+            lambda: pinning.lock_async(numpy.int64(A.ctypes.data)),
+            lambda: pinning.locked(numpy.int64(A.ctypes.data)),
+        )
+    ),
+    *((call, TypeError, "address is True") for call in (lambda: MAP.find(True), lambda: True in MAP)),
     (lambda: A in pinning.pinned_map("host"), TypeError, "pinning.is_locked"),
     (lambda: pinning.pinned_map("host").lock(A, 8), TypeError, "address is a ndarray"),
     (lambda: pinning.pinned_map("host").lock(A), TypeError, "address is a ndarray; .* buffers are for pinning.lock"),
@@ -200,6 +231,13 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock(True, 10), TypeError, "True is neither a buffer nor an address"),
     (lambda: pinning.unlock(pinning.lock(A), device=FakeDevice()), NotLockedError, "not a lock for fake:0"),
     (lambda: with_arena(lambda arena: pinning.unlock(arena.ptr)), NotLockedError, "by its owner, an arena"),
+    (lambda: of_allocation(pinning.unlock), NotLockedError, "by its owner, an arena, an allocation"),
+    (lambda: of_allocation(pinning.pinned_map("host").unlock), NotLockedError, "by its owner, an arena, an allocation"),
+    (
+        lambda: of_allocation(lambda ptr: pinning.lock((ptr, 9000))),
+        InvalidRangeError,
+        "its owner, an arena, an alloc.*: close, free",
+    ),
     (lambda: pinning.copy(A, (4096, 8), 8), InvalidRangeError, "not mapped"),
     (lambda: with_memory(lambda memory: pinning.copy(memory, (4096, 8), 8)), InvalidRangeError, "not mapped"),
     (lambda: with_memory(lambda memory: pinning.copy((4096, 8), memory, 8)), InvalidRangeError, "not mapped"),
@@ -225,6 +263,10 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Queue.adopt(-1, "host"), InvalidRangeError, "-0x1 is not a handle"),
     (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is not a handle"),
     (lambda: Queue("host").call(print, wait_for=A), TypeError, "wait_for takes a list of events"),
+    (lambda: Queue("host").wait_for([]), TypeError, r"an argument is a list; .* wait_for\(\*events\)"),  # type: ignore[arg-type]
+    (lambda: Queue.adopt(True), TypeError, "the queue is True; it must be an integer, the handle"),
+    (lambda: pinning.load_file("/dev/null", 3), TypeError, "3 is not a device"),  # type: ignore[call-overload]
+    (lambda: pinning.copy_blocks(B, None, A, [0], 8), TypeError, "dst_indices is None; it must be whole numbers"),  # type: ignore[arg-type]
     (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
     (lambda: Queue("host").record()._comes_after(None), TypeError, "point is None; it must be the `_point`"),
     (lambda: Event._over(error="x"), TypeError, "error is 'x'; it must be an exception"),
@@ -286,6 +328,36 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: arrays.to_device(A, to="host"), TypeError, "to is 'host'; it must be a DeviceArray.* device="),
     (lambda: arrays.to_device(A, device="host").transpose("x"), TypeError, "axes is 'x'"),
     (lambda: arrays.to_device(A, device="host").squeeze([]), TypeError, "axis is a list"),
+    (lambda: arrays.to_device(A, device="host").transpose((0.0,)), TypeError, r"axes\[0\] is 0.0; it must be an"),
+    (lambda: arrays.to_device(A, device="host").reshape(256, 2.0), TypeError, r"shape\[1\] is 2.0; it must be an"),
+    (lambda: arrays.to_device(A, device="host").reshape("x"), TypeError, "shape is 'x'; it must be an.* or several"),
+    (lambda: arrays.device_array((2.0, 3)), TypeError, r"shape\[0\] is 2.0; it must be an integer"),
+    (lambda: arrays.device_array(b"ab"), TypeError, "shape is b'ab'; it must be an integer, .* or several"),
+    (lambda: arrays.device_array(True), TypeError, "shape is True; it must be an integer"),
+    (lambda: arrays.device_array((2, 3), strides=("x", 1)), TypeError, r"strides\[0\] is 'x'; it must be an"),
+    (lambda: arrays.to_device(None, device="host"), TypeError, "None is no array"),
+    (lambda: arrays.to_device({}, device="host"), TypeError, "a dict is no array"),
+    (lambda: arrays.device_array(1, device="host").copy_to_device(None), TypeError, "None is no array"),
+    (lambda: arrays.to_device(A, copy="x", device="host"), TypeError, "copy is 'x'; it must be True or False"),
+    (lambda: arrays.as_device_array(A, sync=3), TypeError, "sync is 3; it must be True or False"),
+    *(
+        (lambda make=make, what=what: make(A, device="host", **what), TypeError, "is 1; it must be True or False")
+        for make in (lambda a, **how: arrays.mapped_array(a.shape, **how), arrays.mapped_array_like)
+        for what in ({"wc": 1}, {"portable": 1})
+    ),
+    *(
+        (lambda call=call: call(), TypeError, "a DeviceArray comes from device_array, to_device or")
+        for call in (arrays.DeviceArray, lambda: arrays.DeviceArray(A, None))
+    ),
+    *(
+        (lambda call=call: call(stream=0), ArgumentError, "stream is 0; omit the argument where numba takes")
+        for call in (
+            lambda stream: arrays.to_device(A, stream=stream),
+            arrays.to_device(A, device="host").copy_to_host,
+            lambda stream: arrays.mapped_array(8, stream=stream),
+            lambda stream: arrays.auto_synchronize(stream).__enter__(),
+        )
+    ),
     (lambda: Arena(4096, devices=(), numa_node=4711), InvalidRangeError, "it must be one of this machine's nodes: 0"),
     (lambda: Arena(4096, devices=(), numa_node=[]), TypeError, "numa_node is a list"),
     (lambda: Arena(4096, devices=(), huge_pages=A), ArgumentError, "huge_pages is a ndarray"),
@@ -348,7 +420,7 @@ def test_what_is_no_number_of_bytes_is_refused_by_its_type(name: str) -> None:
     if name == "idle":
         wrong.remove(True)  # means no limit
     if name == "budget":
-        wrong.remove(8.0)  # refused as a fraction
+        wrong = [each for each in wrong if not isinstance(each, float | numpy.floating)]  # refused as fractions
     for each in wrong:
         with pytest.raises(TypeError, match="it must be an integer"):
             print((BYTES | FROM_0)[name](each), "for", each)
@@ -370,6 +442,11 @@ def of_arena(method: str, *arguments: Any) -> object:
 def waited_for_arena(timeout: Any) -> None:
     with Arena(4096, devices="host") as arena:
         arena.wait(timeout=timeout)
+
+
+def of_allocation(call: Callable[[int], object]) -> object:
+    with pinning.alloc(100, "host", device="host") as memory:
+        return call(memory.ptr)
 
 
 def region_of_a() -> pinning.Region:

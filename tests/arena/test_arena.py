@@ -284,16 +284,26 @@ def test_an_allocation_is_memory_like_any_other(device: FakeDevice) -> None:
         assert memory.freed
         with pytest.raises(InvalidRangeError, match="freed again"):
             memory.free()
-        with pytest.raises(InvalidRangeError):
-            memory.asarray()
+        with pytest.raises(InvalidRangeError, match=r"^<Allocation.* no longer has any bytes"):
+            memory.asarray(100)
 
 
 def test_an_array_beyond_it(device: FakeDevice) -> None:
     with Arena(1000, device) as arena:
         assert arena.asarray(dtype="f4", offset=998).shape == (0,)
-        for shape, dtype, offset in [(1001, "u1", 0), (1, "f8", 993), (None, "u1", 1001), (1, "u1", -1), (1, "O", 0)]:
+        for shape, dtype, offset in [
+            (1001, "u1", 0),
+            (1, "f8", 993),
+            (None, "u1", 1001),
+            (1, "u1", -1),
+            (-1, "u1", 0),
+            ((-1, 4), "u1", 0),
+        ]:
             with pytest.raises(InvalidRangeError):
                 arena.asarray(shape, dtype, offset)
+        for shape, dtype in [(2.5, "u1"), ("3", "u1"), (True, "u1"), ((2, 2.0), "u1"), (3, "O"), (3, "S0"), (3, "x")]:
+            with pytest.raises(TypeError):
+                arena.asarray(shape, dtype)
 
 
 def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
@@ -363,17 +373,18 @@ def test_it_is_not_initialized_again(device: FakeDevice) -> None:
 
 def test_closed_it_has_nothing(device: FakeDevice) -> None:
     with Arena(SIZE, device) as arena:
-        pass
+        arena.wait(timeout=WAIT)
+    assert (arena.allocated, arena.available, arena.largest_available, arena.progress) == (0, 0, 0, 0)
     for use in (
         lambda: arena.allocate(1),
         lambda: memoryview(arena),
-        arena.asarray,
+        lambda: arena.asarray(3),
         lambda: arena.ptr,
         arena.placement,
         arena.wait,
         lambda: asyncio.run(awaited(arena)),
     ):
-        with pytest.raises(InvalidRangeError, match="closed"):
+        with pytest.raises(InvalidRangeError, match=r"^<Arena .* is closed"):
             use()
 
 

@@ -339,6 +339,17 @@ def test_every_element_by_itself(device: Any) -> None:
         there[2]
 
 
+def test_it_is_iterated_over_like_numpys(device: Any) -> None:
+    array = numbers(2, 3)
+    rows = list(arrays.to_device(array, device=device))
+    assert len(rows) == 2
+    assert all(same(row, expected) for row, expected in zip(rows, array, strict=True))
+    assert [*rows[1]] == [3, 4, 5]
+    assert list(arrays.device_array((0, 3), device=device)) == []
+    with pytest.raises(TypeError, match="iteration over a 0-d array"):
+        iter(arrays.to_device(3.0, device=device))
+
+
 def test_broadcasting_is_numpys(device: Any) -> None:
     there = arrays.to_device(numpy.zeros((3, 4)), device=device)
     there[:] = [1, 2, 3, 4]
@@ -867,6 +878,19 @@ def test_what_cannot_be_copied(device: Any) -> None:
         there.copy_to_host(closed)
     with pytest.raises(TypeError, match="Python objects"):
         arrays.to_device(numpy.array([object()]), device=device)
+    masked = numpy.ma.array(numpy.zeros((2, 3)), mask=True)
+    for act in (
+        lambda: arrays.to_device(masked, device=device),
+        lambda: arrays.to_device(masked, to=there),
+        lambda: arrays.as_device_array(masked),
+        lambda: there.copy_to_device(masked),
+        lambda: there.__setitem__(..., masked),
+        lambda: there.__setitem__((0, 0), numpy.ma.masked),
+    ):
+        with pytest.raises(TypeError, match=r"masked array, .*; give filled\(\) of it"):
+            act()
+    assert not arrays.is_device_array(masked)
+    assert arrays.device_array_like(masked, device=device).shape == (2, 3)  # takes no elements
     overlapping = arrays.device_array((3, 2), "u1", strides=(1, 1), device=device)
     with pytest.raises(LayoutError, match="share memory"):
         overlapping.copy_to_device(numpy.arange(6, dtype="u1").reshape(3, 2))

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -20,6 +20,7 @@ import c_api
 import pinning
 from child_process import run_in_child
 from fake_device import WAIT, Background, CoarseFakeDevice, FakeDevice, in_threads
+from fake_memory import FakeMemoryDevice
 from folders import SUPPORT
 from own_process import run
 from pinning import InvalidRangeError, LockLimitError, VendorError
@@ -124,6 +125,20 @@ def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
     pinned.unregister(0x10000)
 
 
+def test_what_a_copy_uses_makes_room_once_the_copy_is_over() -> None:
+    one, other = (numpy.ones(SIZE, "u1") for _ in range(2))
+    device = FakeMemoryDevice()
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        pinning.budget(used() + SIZE)
+        for _ in range(20):
+            with pinning.lock(one, device=device):
+                pinning.copy_async(there, one, queue=queue)
+            with pytest.raises(LockLimitError, match="wait for copies that still use what was unlocked"):
+                pinning.lock(other, device=device)
+            device.release()
+            pinning.lock(other, device=device).unlock()
+
+
 def test_a_budget_below_what_is_locked_takes_nothing_away(device: FakeDevice) -> None:
     with pinning.lock(numpy.zeros(SIZE, "u1"), device=device) as lock:
         assert pinning.budget(0).limit == 0
@@ -133,10 +148,11 @@ def test_a_budget_below_what_is_locked_takes_nothing_away(device: FakeDevice) ->
         assert pinning.budget().free == 0
 
 
-def test_a_fraction_is_of_the_memory() -> None:
+@pytest.mark.parametrize("kind", [float, numpy.float32, numpy.float64])
+def test_a_fraction_is_of_the_memory(kind: type[Any]) -> None:
     whole = pinning.budget(1.0).limit
     assert whole is not None
-    half = pinning.budget(0.5)
+    half = pinning.budget(kind(0.5))
     assert half.limit == whole // 2
     assert half.source.startswith("pinning.budget(0.5), of ")
     assert pinning.budget(idle=SIZE) == half._replace(idle_limit=SIZE)

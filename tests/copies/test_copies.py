@@ -24,6 +24,7 @@ from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
 from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, Reason, costs, trim_staging
+from pinning.plugin import LockLimit
 from pinning.queues import pending
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -88,6 +89,19 @@ def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinnin
         run(device, again.done)
         assert again.path == "staged"
         assert (back == array).all()
+
+
+def test_a_limit_without_room_for_staging(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    device.limit = LockLimit("a limit", 3 << 20, 2 << 20, "raise it")
+    array, beside = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+    device.held = False
+    with pinning.alloc(SIZE, device=device) as there:
+        for _ in range(2):
+            plan = pinning.explain(there, array, queue=queue)
+            assert plan.path == "plain"
+            assert "but a limit leaves 1048576 bytes (1 MiB) to lock, and staging needs" in plan.reason
+            pinning.copy(beside, array, queue=queue)  # within the host: by a ring that has no blocks
+            assert (beside == array).all()
 
 
 def test_host_memory_to_host_memory_in_the_queues_turn(device: FakeMemoryDevice) -> None:

@@ -393,7 +393,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         ({"a": [1, 2]}, None, TypeError, "'a' is a list"),
         ({"a": numpy.ma.array(array, mask=array > 3)}, None, TypeError, "'a' is a masked array"),
         ({1: array}, None, TypeError, "must be a string"),
-        ({"__metadata__": array}, None, TypeError, "must be a string"),
+        ({"__metadata__": array}, None, pinning.ArgumentError, "give it another name"),
         ({"a": array}, {"a": 1}, TypeError, "metadata"),
         ({"a": Series()}, None, TypeError, "'a' is a Series; it must be an array"),
         ({"\ud800": array}, None, pinning.FileFormatError, r"a name of a tensor.* '\\ud800'.* an unpaired surrogate"),
@@ -407,7 +407,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         pinning.save_file({"a": array}, tmp_path / "none" / "a")
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe", "/dev/null"):
-        with pytest.raises(pinning.FileError, match="not a regular file"):
+        with pytest.raises(pinning.FileError, match=r"a folder|not a regular file"):
             pinning.save_file({"a": array}, place)
     (tmp_path / "loop").symlink_to("loop")
     for place, error in [

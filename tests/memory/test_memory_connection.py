@@ -96,7 +96,7 @@ def test_the_host_is_in_every_context(pair: tuple[FakeMemoryDevice, FakeMemoryDe
 
 @pytest.mark.parametrize("place", [("host",), ("host", "host"), ("host", None, None)])
 def test_a_place_that_is_none(place: tuple[object, ...]) -> None:
-    with pytest.raises(TypeError, match="a place is a device, or a pair"):
+    with pytest.raises(TypeError, match="must be a device, or a pair"):
         memory_connection(place, "host")  # type: ignore[arg-type]
 
 

@@ -272,7 +272,7 @@ def test_bad_input(device: FakeMemoryDevice) -> None:
     with pytest.raises(PinningError, match="has no queues"):
         Queue(FakeDevice())
     with Queue(device) as queue:
-        with pytest.raises(TypeError, match="list of events"):
+        with pytest.raises(TypeError, match="takes a list of events"):
             queue.submit(work, [3])  # type: ignore[list-item]
         with pytest.raises(TypeError, match="not a queue"):
             as_queue("stream", device)

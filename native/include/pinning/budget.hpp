@@ -354,7 +354,8 @@ class Budget {
     std::string const external = now.external == 0 ? "" : ", and others have pinned " + bytes(now.external);
     throw LockLimit("locking " + bytes(size) + " is more than the budget of this process allows: " + bytes(now.limit) +
                     ", of which " + bytes(now.locked) + " are locked" + idle + external +
-                    "; unlock some, or raise it: pinning.budget(BYTES), in C pinning_set_budget");
+                    "; unlock some, wait for copies that still use what was unlocked, or raise it: "
+                    "pinning.budget(BYTES), in C pinning_set_budget");
   }
   static std::string bytes(std::uint64_t count) {
     char text[64] = "";

@@ -72,29 +72,34 @@ class Closed : public InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
 
-/// The owner of a pinned range: this map, or others.
-enum class By : std::uint8_t { us, others };
+/// What has pinned a range: locks, a registration, or others than this map.
+enum class By : std::uint8_t { locks, owner, others };
+
+inline constexpr char const* its_owner = "its owner, an arena, an allocation or a registration: close, free or unregister that";
 
 /// A range that shares bytes with a region, or with what others have pinned, in a way that is not allowed.
 class PartialOverlap : public InvalidRange {
  public:
   /// `all`: the range that covers the wanted one and the regions that it overlaps: `region`, and `more`.
   PartialOverlap(Span wanted, Span region, By by, Span all, std::size_t more = 0)
-      : InvalidRange("the range " + said(wanted) + " overlaps the " +
-                     (by == By::us ? "locked region " + said(region) + (more > 0 ? " and " + std::to_string(more) + " more" : "") +
-                                         "; a lock must lie inside a locked region or clear of all, a registration "
-                                         "clear of all: unlock " +
-                                         (more > 0 ? "these" : "[" + describe(region.start) + ", " + describe(region.end) + ")") +
-                                         (all == region ? " first" : ", then lock " + said(all))
-                                   : "range " + said(region) +
-                                         ", which someone else has pinned; a lock must lie inside it or clear of it, a "
-                                         "registration clear of it: lock the parts apart, or have its owner unpin it "
-                                         "first (and refresh the map)")),
+      : InvalidRange("the range " + said(wanted) + " overlaps the " + rule(region, by, all, more)),
         wanted(wanted), region(region), all(all) {}
 
   Span wanted, region, all;
 
  private:
+  static std::string rule(Span region, By by, Span all, std::size_t more) {
+    if (by == By::others) {
+      return "range " + said(region) +
+             ", which someone else has pinned; a lock must lie inside it or clear of it, a registration clear of it: lock "
+             "the parts apart, or have its owner unpin it first (and refresh the map)";
+    }
+    std::string const regions = "locked region " + said(region) + (more > 0 ? " and " + std::to_string(more) + " more" : "") +
+                                "; a lock must lie inside a locked region or clear of all, a registration clear of all: ";
+    if (by == By::owner) return regions + "the first is locked by " + its_owner + " first, or lock the parts apart";
+    return regions + "unlock " + (more > 0 ? "these" : "[" + describe(region.start) + ", " + describe(region.end) + ")") +
+           (all == region ? " first" : ", then lock " + said(all));
+  }
   static std::string said(Span range) { return describe(range.start, range.end - range.start); }
 };
 

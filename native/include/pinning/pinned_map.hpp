@@ -101,8 +101,9 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// NotLocked, also if the memory is gone, or what the locker throws; then the region stays, counted as before.
   void unlock(Address ptr) {
     if (count_down(ptr, any_serial, false)) return;
+    if (find(ptr, 1)) throw NotLocked(describe(ptr) + " is locked by " + its_owner);
     throw NotLocked("no locked region holds " + describe(ptr) +
-                    "; a lock whose memory was unmapped, moved, discarded or replaced ended with it: lock it again");
+                    "; one lock allows one unlock, and one whose memory was unmapped, moved, discarded or replaced has ended");
   }
 
   /// The same for one lock; false if its region no longer exists. Throws what the locker throws.

@@ -97,7 +97,7 @@ class Staging {
 
   /// Free idle rings and unused lists; returns the number of bytes.
   virtual std::uint64_t trim() = 0;
-  /// Whether it has no rings.
+  /// Whether it has no pinned blocks: at most rings for copies within the host, which need none.
   virtual bool empty() noexcept = 0;
 };
 

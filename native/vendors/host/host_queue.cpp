@@ -234,7 +234,7 @@ std::unique_ptr<VendorQueue> HostQueues::adopt(std::uintptr_t handle) {
   }
   if (!thread) {
     throw InvalidRange("the host has no queue with the handle " + std::to_string(handle) +
-                       "; take it from a queue's `handle`");
+                       "; adopt the handle of a queue that exists");
   }
   return std::make_unique<HostQueue>(std::move(thread), nullptr);
 }

@@ -54,7 +54,8 @@ inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region
     all = covering(all, {other.start, other.end()});
     ++more;
   }
-  throw PartialOverlap(wanted, named, record.of_others() ? By::others : By::us, all, more);
+  By const by = record.of_others() ? By::others : record.has(Record::registered) ? By::owner : By::locks;
+  throw PartialOverlap(wanted, named, by, all, more);
 }
 
 }  // namespace pinning
