@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinning.budget import cache as _cache
 from pinning.budget.checks import check_limit, check_memory
@@ -156,9 +156,9 @@ class _Limit(NamedTuple):
     by_default: bool = False
 
 
-def _choice(limit: int | float) -> _Limit:
+def _choice(limit: Any) -> _Limit:
     if isinstance(limit, Integral) or not isinstance(limit, Real):  # NumPy's too
-        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")  # type: ignore[arg-type]
+        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")
     if not 0.0 < float(limit) <= 1.0:
         raise InvalidRangeError(f"limit is {limit!r}; it must be {_BYTES_OR_FRACTION}")
     room = _memory()
