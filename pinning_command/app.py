@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,9 +43,29 @@ class Copies(StrEnum):
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # with it, some versions show flags as if they took a value: --json <bool>
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Lock host memory for devices, inspect what is locked, and measure copies.",
 )
+
+
+def _parser(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
+    """A conversion that refuses a value by its name and a rule, which typer does in some versions only."""
+
+    def parse(value: str) -> Any:
+        try:
+            return convert(value)
+        except ValueError:
+            raise typer.BadParameter(f"{value!r} is not {rule}") from None
+
+    return parse
+
+
+def _interval(value: str) -> float:
+    if not float(value) >= 0.1:
+        raise ValueError
+    return float(value)
+
 
 _Name = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="A device such as cuda:0; default: the best one.")
@@ -55,7 +75,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 
 @app.command()
 def demo(device: _Name = None, json: _Json = False) -> None:
-    """Lock real buffers, look them up, copy them, compare them and unlock them."""
+    """Lock, look up, copy, compare and unlock real buffers."""
     from pinning.cli import demo as demonstrating
     from pinning.cli import demo_view
     from pinning.cli.output import console, print_json, progress_bar
@@ -74,7 +94,7 @@ def doctor(
     json: _Json = False,
     measure: Annotated[bool, typer.Option("--measure", help="Also measure copies, to paste into an issue.")] = False,
 ) -> None:
-    """Report what can be locked on this machine and what would help; exits with 1 if nothing can be locked."""
+    """Report what can be locked here, and what would help. Exits with 1 if nothing can be locked."""
     from pinning.cli import doctor as examining
     from pinning.cli import doctor_view
     from pinning.cli.output import console, print_json, progress_bar
@@ -134,22 +154,32 @@ def run(
         list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="The program to run, usually after --.")
     ],
     lock_mapped: Annotated[
-        LockMapped | None, typer.Option(help="Overrides PINNING_LOCK_MAPPED; default: on.")
+        LockMapped | None,
+        typer.Option(
+            metavar="off|on|mandatory",
+            parser=_parser(LockMapped, "one of off, on, mandatory"),
+            help="Overrides PINNING_LOCK_MAPPED; default: on.",
+        ),
     ] = None,
     copies: Annotated[
         Copies | None,
-        typer.Option(help="Overrides PINNING_COPIES; off only records copies; default: on."),
+        typer.Option(
+            metavar="off|on",
+            parser=_parser(Copies, "one of off, on"),
+            help="Overrides PINNING_COPIES; off only records copies; default: on.",
+        ),
     ] = None,
     report: Annotated[bool, typer.Option("--report", help="Report at exit what was locked and copied.")] = False,
     report_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the report to a file instead of standard error."),
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write a timeline for Perfetto.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write a timeline for Perfetto.")] = None,
 ) -> None:
-    """Run a program: stage its CUDA copies of ordinary memory, and lock the buffers that OpenMP maps to devices."""
+    """Run a program with staged copies and locked buffers.
+
+    These are its CUDA copies of ordinary memory, and the buffers that OpenMP maps to devices.
+    """
     given = {
         "--lock-mapped": lock_mapped,
         "--copies": copies,
@@ -162,12 +192,24 @@ def run(
 
 @app.command()
 def top(
-    pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; default: all of yours.")] = None,
+    pid: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="PID", parser=_parser(int, "the number of a process"), help="One process; default: all of yours."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
     json: _Json = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="NUMBER",
+            parser=_parser(_interval, "a number of 0.1 or more"),
+            help="Seconds between updates, 0.1 or more.",
+        ),
+    ] = 1.0,
 ) -> None:
-    """Show what processes have locked, its owners, and their copies; works for a hung process too."""
+    """Show what processes have locked, its owners, and their copies. Works for a hung process too."""
     from pinning.cli import status, top_view
     from pinning.cli.output import console, print_json, say_error
 
@@ -197,6 +239,7 @@ def main(
     asked = {"--version": version, "--cmake-dir": cmake_dir, "--pkgconfig-dir": pkgconfig_dir}
     for option in (name for name, given in asked.items() if given):
         typer.echo(ANSWERS[option]())
+    if any(asked.values()):
         raise typer.Exit
 
 

@@ -260,7 +260,8 @@ class Rings : public Staging {
     std::lock_guard const guard(mutex_);
     auto const its = [&](auto const& ring) { return ring.get() == transfer.ring && ring->era == era; };
     auto const ring = std::ranges::find_if(rings_, its);
-    return ring == rings_.end() || reached((*ring)->words().taken.load(std::memory_order_acquire), transfer.end());
+    if (ring == rings_.end() || (*ring)->memory.ptr == 0) return true;
+    return reached((*ring)->words().taken.load(std::memory_order_acquire), transfer.end());
   }
   /// Whether these rings are for the same device in the same context.
   bool is_of(VendorDevice& device, std::uintptr_t context) const {
@@ -573,13 +574,20 @@ void Rings::retire(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfe
   }
   threads.abandon(transfer);
   if (!over || !threads.left(ring)) return;
+  RingMemory memory;
+  {
+    std::lock_guard const guard(mutex_);  // in `passed`, others read its words
+    memory = std::exchange(ring.memory, {});
+  }
+  bool freed = true;
   try {
-    ring.memory.free(device_);
+    memory.free(device_);
   } catch (...) {
-    return;
+    freed = false;
   }
   std::lock_guard const guard(mutex_);
-  bytes_ -= ring.size;
+  if (freed) bytes_ -= ring.size;
+  else ring.memory = memory;
 }
 
 std::unique_ptr<Staging::Block> Rings::borrow(std::uint64_t at_most, StagingLimits const& limits) {

@@ -174,7 +174,8 @@ Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, st
   bool const alone = depth_ == 1;  // not in the middle of another submission
   std::shared_ptr<VendorEvent> recorded;
   std::shared_ptr<Place> last = begin(submitted, !awaited.empty(), recorded);
-  if (last != nullptr && submitted == nullptr && awaited.empty() && alone) {
+  // Not where the vendor's event is made already: others may have submitted since, and it would tell an earlier time.
+  if (last != nullptr && recorded == nullptr && submitted == nullptr && awaited.empty() && alone) {
     place = std::move(last);
   } else {
     place = std::make_shared<Place>(shared_from_this());
@@ -183,8 +184,11 @@ Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, st
     for (auto const& each : awaited) queue_->wait(*each);
     try {
       if (submitted != nullptr) submitted->submit(*queue_);
-    } catch (...) {
-      refuse(kept, marker);
+    } catch (std::exception const&) {
+      refuse(kept, marker, false);
+      throw;
+    } catch (...) {  // Ctrl-C in a vendor's call in Python, which may have submitted it
+      refuse(kept, marker, true);
       throw;
     }
     if (how != nullptr) {
@@ -192,13 +196,17 @@ Event Lane::submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, st
       *how = How{copy.path(), copy.reason()};
     }
   }
+  std::exception_ptr interrupt;
   if (recorded == nullptr && (shared_ || !alone)) {
     try {
       recorded = queue_->record();
     } catch (std::exception const&) {  // the work is submitted; the event is made when needed, as in other queues
+    } catch (...) {
+      interrupt = std::current_exception();
     }
   }
   std::uint64_t const position = end(kept, marker, place, std::move(recorded));
+  if (interrupt != nullptr) std::rethrow_exception(interrupt);
   return Event(std::move(place), position);
 }
 
@@ -232,9 +240,10 @@ std::shared_ptr<Place> Lane::begin(Operation const* operation, bool waits, std::
   std::uint64_t const position = submitted_.load(std::memory_order_relaxed) + 1;
   std::lock_guard const state(state_);
   if (waits) waiting_ = position;
-  // What it waits for may write anything. So may an operation in the middle of which others are submitted, since its
-  // position is not known yet.
-  if (waits || depth_ > 1 || (operation != nullptr && operation->writes_unknown())) writes_.add_unknown(position);
+  // What it waits for may write anything. So may the operations in the middle of which it is submitted: their positions
+  // come after its own.
+  bool const unknown = waits || depth_ > 1 || (operation != nullptr && operation->writes_unknown());
+  if (unknown) writes_.add_unknown(position + depth_ - 1);
   if (operation != nullptr) {
     auto const [start, end] = operation->written();
     if (start != end) writes_.add(position, start, end - start);
@@ -261,10 +270,10 @@ std::uint64_t Lane::end(std::list<Kept>& kept, std::list<Marker>& marker, std::s
   return position;
 }
 
-/// (locked) The vendor has refused a part of an operation.
-void Lane::refuse(std::list<Kept>& kept, std::list<Marker>& marker) noexcept {
+/// (locked) The vendor has refused a part of an operation, or may have submitted it before it was interrupted.
+void Lane::refuse(std::list<Kept>& kept, std::list<Marker>& marker, bool interrupted) noexcept {
   std::list<Kept> none_kept;  // the caller destroys `kept`, without the lock
-  bool const keeps = !kept.empty() && kept.front().operation->outlasts_refusal();
+  bool const keeps = !kept.empty() && (interrupted || kept.front().operation->outlasts_refusal());
   std::shared_ptr<VendorEvent> recorded;
   try {
     if (shared_) recorded = queue_->record();
@@ -604,6 +613,7 @@ Lane::Marker Lane::last_marker(std::uint64_t upto) {
 
 void Lane::close(Meanwhile meanwhile) {
   check();
+  if (closed_) return;
   check_wait();
   check_uncaptured(no_questions);
   {

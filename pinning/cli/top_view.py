@@ -16,20 +16,24 @@ from functools import partial
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.live import Live
-from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from pinning.cli.output import table
-from pinning.cli.status import PATHS, Status, Used
+from pinning.cli.status import PATHS, Locked, Status, Used
 from pinning.cli.units import size
 
 _SHOWN = 30  # ranges, the largest
+_GAP = 3  # between the columns of a table
+_ENDLESS = 1 << 20  # the width of what is no terminal
 _PATH_NAMES = {"plain": "left to the driver", "small": "too small"}
 
 
 def show(processes: Sequence[Status], details: bool, to: Console) -> None:
-    """Print once: a line for each process, or all details of one."""
-    to.print(_details(processes[0], None) if details else _overview(processes))
+    """Print once: a line for each process, or all details of one. Only for a terminal are lines cut."""
+    if not to.is_terminal:
+        to.width = _ENDLESS
+    to.print(_details(processes[0], None, to.width) if details else _overview(processes))
 
 
 def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, to: Console) -> None:
@@ -39,7 +43,7 @@ def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, t
     with _keys() as key, Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
         while True:
             now = look()
-            body = _details(now[0], before) if details else _overview(now)
+            body = _details(now[0], before, to.width) if details else _overview(now)
             live.update(_screen(body, footer) if to.is_terminal else body, refresh=True)
             before = now[0] if details else None
             if key(seconds) == "q":
@@ -80,10 +84,9 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 def _overview(processes: Sequence[Status]) -> RenderableType:
     shown = table("PID", "Locked", "Idle", "Budget", "Copied", "Since", left=0)
-    shown.expand = True
-    shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # the remaining width
+    shown.add_column("Command")  # this one shrinks if the terminal is narrow
     for each in processes:
-        command, since = Text(_named(each.command)), _ago(each.time - each.since)
+        command, since = _line(_named(each.command)), _ago(each.time - each.since)
         figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
         shown.add_row(str(each.pid), *figures, since, command)
     if processes:
@@ -91,9 +94,9 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
     return Text("No process of yours has locked anything with pinning, or copies under `pinning run`.")
 
 
-def _details(status: Status, before: Status | None) -> RenderableType:
+def _details(status: Status, before: Status | None, width: int) -> RenderableType:
+    program = _line((str(status.pid), "bold"), "  ", _named(status.command))
     head = Text.from_markup(
-        f"[bold]{status.pid}[/]  {escape(_named(status.command)[:80])}\n"
         f"[bold]{size(status.locked)}[/] locked in {_many(len(status.ranges) + status.unlisted, 'range')}; "
         f"{_many(status.registrations, 'registration')} in {_ago(status.time - status.since)}\n"
         f"budget {_limit(status.budget)}: {size(status.budget.used)} used, "
@@ -106,17 +109,50 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     if status.by_peers:
         rate = _rate(status, before, lambda one: one.by_peers)
         copies.add_row("over peers' links", size(status.by_peers), rate)
-    ranges = table("Device", "Address", "Bytes", "Pieces", "State", "For")
-    for column in ("Owner", "Where"):
-        ranges.add_column(column)  # these two shrink if the terminal is narrow
-    for each in sorted(status.ranges, key=lambda one: -one.size)[:_SHOWN]:
-        pieces = "" if each.registrations == 1 else str(each.registrations)
-        state, ago = "idle" if each.idle else "locked", _ago(status.time - each.since)
-        words = (Text(word, no_wrap=True, overflow="ellipsis") for word in (each.owner, each.site.rpartition("/")[2]))
-        ranges.add_row(each.device, f"{each.start:#x}", size(each.size), pieces, state, ago, *words)
+    shown = sorted(status.ranges, key=lambda one: -one.size)[:_SHOWN]
+    ranges = _ranges(shown, status.time, width)
     left = len(status.ranges) + status.unlisted - min(len(status.ranges), _SHOWN)
     more = [Text(f"and {left} more")] if left else []
-    return Group(head, Text(), copies, Text(), ranges, *more)
+    return Group(program, head, Text(), copies, Text(), ranges, *more)
+
+
+def _ranges(shown: Sequence[Locked], now: float, width: int) -> Table:
+    """One row for each range; columns that would be empty are left out."""
+    columns = {
+        "Device": [each.device for each in shown],
+        "Address": [f"{each.start:#x}" for each in shown],
+        "Bytes": [size(each.size) for each in shown],
+        "Pieces": ["" if each.registrations == 1 else str(each.registrations) for each in shown],
+        "State": ["idle" if each.idle else "locked" for each in shown],
+        "For": [_ago(now - each.since) for each in shown],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    ranges = table(*columns)
+    for column in ranges.columns:
+        column.no_wrap = True  # the device too
+    room = max(width - sum(_widest([name, *cells]) + _GAP for name, cells in columns.items()), len("Where"))
+    # Where there is no room, the line of the program is left: not its function, its owner, or the start of its file.
+    owners, sites = [each.owner for each in shown], [each.site.rpartition("/")[2] for each in shown]
+    if _widest(owners) + _GAP + _widest(sites) > room:
+        sites = [each.partition(" in ")[0] for each in sites]
+    if any(owners) and not (any(sites) and _widest(sites) + _GAP + len("Owner") > room):
+        columns["Owner"] = owners
+    if any(sites):
+        columns["Where"] = [each if len(each) <= room else f"…{each[1 - room :]}" for each in sites]
+    for name in list(columns)[len(ranges.columns) :]:
+        ranges.add_column(name, no_wrap=name == "Where")
+    for row in zip(*columns.values(), strict=True):
+        ranges.add_row(*map(_line, row))
+    return ranges
+
+
+def _widest(texts: Sequence[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    """A text that is cut where the terminal ends."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def _named(command: str) -> str:

@@ -546,7 +546,10 @@ cdef class PinnedMap:
         StillLockedError
             There is a lock in it; nothing has changed.
         """
-        self.map.unregister(word(ptr, "address"))
+        cdef uint64_t first = word(ptr, "address")
+        cdef CPinnedMap* map = self.map
+        with nogil:  # it waits for a thread that is removing it
+            map.unregister(first)
 
     def add_registrar(
         self,
@@ -958,7 +961,8 @@ cdef class Hold:
         self.counted = False  # first, so that of two threads only one unlocks
         cdef CPinnedMap* map = self.map.map
         try:
-            if self.is_in_map() and not map.try_unlock(self.hold, self.keep):
+            # Also while the map is being closed, which may fail.
+            if not is_parents(self.made_in) and map.holds(self.hold) and not map.try_unlock(self.hold, self.keep):
                 try:
                     with nogil:
                         map.unlock(self.hold, self.keep)

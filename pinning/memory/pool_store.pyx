@@ -123,7 +123,8 @@ cdef class PoolAllocation(Allocation):
 
     cdef int give_back(self) except -1:
         cdef Store pool = self.pool
-        if self.queue.closed:  # all work that was ever in it is over
+        if self.queue.closed:  # or being closed by another thread, which waits for the work in it
+            add_all_work(self.block.after, self.queue)
             pool.put(self)
         else:
             pool.take_back(self.queue, self, ())
@@ -343,8 +344,7 @@ cdef class Store:
             try:
                 event = queue.submit(zeroes, events)
             except BaseException:  # it may have been submitted all the same
-                for lane in queue.lanes:
-                    allocation.block.after.add_upto((<Lane>lane).native.get().timeline(), (<Lane>lane).native.get().count())
+                add_all_work(allocation.block.after, queue)
                 raise
             allocation.block.after.add(event.native.timeline(), event.native.position())
             return event
@@ -412,6 +412,12 @@ cdef class Store:
 
     def __reduce__(self):
         refuse_copy(self, "its memory has one owner; make another, with pinning.Pool")
+
+
+cdef int add_all_work(CDependencies& after, Submitter queue) except -1:
+    for lane in queue.lanes:
+        after.add_upto((<Lane>lane).native.get().timeline(), (<Lane>lane).native.get().count())
+    return 0
 
 
 cdef int withdraw(PoolAllocation allocation) except -1:

@@ -20,12 +20,14 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         uint64_t position() noexcept
         void add_history(CDependencies& to) except +
         void make_askable(cbool block) except +raise_in_python
-        cbool ask(cbool block, Meanwhile meanwhile) except +raise_in_python
         shared_ptr[CVendorEvent] recorded() except +raise_in_python
         shared_ptr[CVendorEvent] if_recorded() noexcept
         void raise_error() except +raise_in_python
         void forget() noexcept
         double seconds_since(CEvent& first, Meanwhile meanwhile) except +raise_in_python
+
+cdef extern from "<pinning/python_wait.hpp>" namespace "pinning" nogil:
+    cbool ask_and_handle_signals(CEvent& event, cbool block, cbool& interrupted) except +raise_in_python
 
 
 cdef class Event:

@@ -164,7 +164,7 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
 
     cdef bint _ask(self, bint block) except *:
         """Whether the operation is over; if so, resolve it."""
-        cdef bint over = True
+        cdef cbool over = True, interrupted = False
         cdef CEvent native = self.native  # without the GIL only a copy is used: see `resolve`
         self.lane.check_process()
         try:
@@ -172,8 +172,10 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
                 native.make_askable(block)
             try:
                 with nogil:
-                    over = native.ask(block, &handle_signals)
+                    over = ask_and_handle_signals(native, block, interrupted)
             except Exception as error:
+                if interrupted:
+                    raise
                 self.fail(error)
         finally:
             with nogil:

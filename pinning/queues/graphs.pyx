@@ -39,6 +39,7 @@ cdef class Graphs:
     closed = retired = False
     owner_device = None  # of no device: launches of graphs are not seen
     lost = True  # so that the exit does not wait for graphs
+    count = 0
 
     def __init__(self):
         self.timeline = make_shared[CTimeline](True)

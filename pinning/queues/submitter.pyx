@@ -439,8 +439,6 @@ cdef class Submitter:
         """See `Queue.close`."""
         check_process(self.made_in)
         cdef Lane lane
-        if self.closed:
-            return
         self.closed = True  # first, so that nothing is submitted meanwhile
         first = None
         try:
@@ -454,7 +452,7 @@ cdef class Submitter:
             open_ones = [lane for lane in lanes if not (lane.closed or lane.retired)]
             self.closed = not open_ones
             self.lanes = open_ones or lanes  # lanes that were given back take no work
-            if self.closed:
+            if self.closed and lanes:
                 with nogil:
                     self.native.get().lift()
         if first is not None:

@@ -96,6 +96,23 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
     assert used() == fixed
 
 
+def test_a_lock_waits_for_the_undoing_of_another(device: FakeDevice) -> None:
+    one, other = (numpy.ones(4 * SIZE, "u1") for _ in range(2))
+    pinning.budget(used() + 4 * SIZE)
+    with device.stopping("data_unlock", one.ctypes.data) as undoing:
+        with device.stopping("data_lock", one.ctypes.data + SIZE) as gate:
+            pending = pinning.lock_async(one, device=device, piece=SIZE)
+            assert gate.reached.wait(WAIT)
+            cancelling = Background(pending.cancel)
+            cancelling.join(0.05)
+        assert undoing.reached.wait(WAIT)
+        locking = Background(lambda: pinning.lock(other, device=device).unlock())
+        locking.join(0.05)
+        assert locking.is_alive()
+    cancelling.result()
+    locking.result()
+
+
 def test_a_lock_within_an_unlock_does_not_wait_for_it(device: FakeDevice) -> None:
     class Locking(FakeDevice):
         def data_unlock(self, ptr: int) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -277,6 +278,15 @@ def test_what_builds_ask_for_needs_no_command(option: str, first: str, pinning: 
     assert option in pinning.text("--help")
 
 
+@pytest.mark.parametrize("first", ["", WITHOUT_CLI], ids=["with typer and rich", "without"])
+def test_each_answer_that_builds_ask_for_is_a_line(first: str, pinning: Pinning) -> None:
+    options = ["--pkgconfig-dir", "--version", "--cmake-dir"]
+    each = "".join(pinning(option).stdout for option in options)
+    assert (pinning(*options, first=first).stdout, each.count("\n")) == (each, 3)
+    if not first:
+        assert len(pinning("--version", "--cmake-dir", "doctor").stdout.splitlines()) == 2, "of the command, nothing"
+
+
 @pytest.mark.parametrize("command", [["doctor"], ["run", "--help"], []], ids=" ".join)
 def test_commands_say_what_to_install(pinning: Pinning, command: list[str]) -> None:
     assert "pip install typer rich" in pinning.text(*command, first=WITHOUT_CLI, exit_code=1)
@@ -292,6 +302,47 @@ def test_run_needs_neither_the_commands_libraries_nor_numpy(pinning: Pinning) ->
 @pytest.mark.parametrize("command", [[], ["doctor"], ["run"]], ids=" ".join)
 def test_help_needs_no_numpy(pinning: Pinning, command: list[str]) -> None:
     assert "Usage: pinning" in pinning.text(*command, "--help", first="import sys; sys.modules['numpy'] = None")
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["top"], ["run"], ["bench"], ["demo"]], ids=" ".join)
+def test_help_shows_flags_without_a_value(pinning: Pinning, command: list[str]) -> None:
+    said = pinning.text(*command, "--help")
+    assert "-h, --help Show this message" in said and "bool" not in said and "..." not in said.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value", "rule"),
+    [
+        ("top abc", "PID", "abc", "the number of a process"),
+        ("top --seconds soon", "--seconds", "soon", "a number of 0.1 or more"),
+        ("top --seconds 0", "--seconds", "0", "a number of 0.1 or more"),
+        ("top --seconds nan", "--seconds", "nan", "a number of 0.1 or more"),
+        ("run --copies maybe true", "--copies", "maybe", "one of off, on"),
+        ("run --lock-mapped 1 true", "--lock-mapped", "1", "one of off, on, mandatory"),
+    ],
+)
+def test_a_value_without_meaning_is_named(pinning: Pinning, words: str, option: str, value: str, rule: str) -> None:
+    done = pinning(*words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"Error: Invalid value for '{option}': '{value}' is not {rule}\n")
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "--cmake-dir --version", "--help"])
+def test_a_pipe_that_nobody_reads_ends_a_command_as_it_ends_others(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        pinning = [sys.executable, "-m", "pinning", *command.split()]
+        done = subprocess.run(pinning, stdout=pipe, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_yes_and_no_are_different_in_ascii(pinning: Pinning) -> None:
+    ascii = {"PYTHONIOENCODING": "ascii"}
+    assert "+ Locking works." in pinning.text("doctor", first=HOST_ALONE, variables=ascii)
+    said = pinning.text("doctor", first=HOST_ALONE, variables=ascii, memlock=0, exit_code=1)
+    assert "x Locking does not work" in said
+    assert "x there is no device '?'" in pinning.text("demo", "--device", "é", variables=ascii, exit_code=1)
 
 
 def test_python_m_pinning_is_pinning() -> None:

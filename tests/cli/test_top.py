@@ -263,15 +263,52 @@ def test_what_cannot_be_seen_is_said_in_a_line() -> None:
         assert done.returncode == 1 and "PINNING_STATUS=off" in " ".join(done.stderr.split())
 
 
+def lines(shown: list[Status], details: bool, width: int = 0) -> list[str]:
+    """What is displayed in a terminal of this width, or, without one, in a pipe."""
+    to = Console(width=width or 80, force_terminal=bool(width), color_system=None)
+    with to.capture() as text:
+        show(shown, details, to)
+    return text.get().splitlines()
+
+
 def test_figures_are_whole_in_80_columns(program: Program) -> None:
     needs_room_to_lock(1200 << 10)
     program("class AnOwnerWithAVeryLongNameThatLeavesNoRoom(mmap.mmap): pass")
     program("other = AnOwnerWithAVeryLongNameThatLeavesNoRoom(-1, 1200 << 10)")
     program("held.append(pinning.lock(other, device='host', piece=4096))")
-    shown = top(program.pid, "--once", columns=80).stdout
-    assert re.search(r"^host:0 +0x[0-9a-f]{8,} +1\.2 MiB +300 +locked +\d+ s +AnOwner", shown, re.MULTILINE), shown
-    assert max(map(len, shown.splitlines())) <= 80
-    assert re.search(rf"^ *{program.pid} +1\.2 MiB ", top("--once", columns=80).stdout, re.MULTILINE)
+    status = status_of(program.pid)
+    shown = lines([status], True, width=80)
+    figures = r"host:0 +0x[0-9a-f]{8,} +1\.2 MiB +300 +locked +\d+ s +AnOwner"
+    assert any(re.match(rf"{figures}\w*…", line) for line in shown), shown
+    assert max(map(len, shown)) <= 80
+    long = replace(status, command="x" * 200)
+    overview = lines([long], False, width=80)
+    assert re.match(rf" *{program.pid} +1\.2 MiB .*xxx…$", overview[-1]) and max(map(len, overview)) <= 80
+    assert lines([long], False)[-1].endswith("x" * 200) and lines([long], True)[0].endswith("x" * 200)
+    piped = top(program.pid, columns=80).stdout
+    assert re.search(rf"{figures}WithAVeryLongNameThatLeavesNoRoom", piped), "a pipe has no width"
+
+
+@pytest.mark.parametrize(
+    ("width", "pieces", "end"),
+    [
+        (0, 1, "numpy.ndarray   a_service.py:123 in Handler.of_requests"),
+        (100, 1, "numpy.ndarray   a_service.py:123"),
+        (80, 1, "numpy.nda…   a_service.py:123"),
+        (80, 300, "a_service.py:123"),
+        (60, 1, "…e.py:123"),
+    ],
+)
+def test_the_line_that_locked_it_is_shown_in_any_width(program: Program, width: int, pieces: int, end: str) -> None:
+    program("held.append(pinning.lock(array[:4096], device='host'))")
+    status = status_of(program.pid)
+    one = status.ranges[0]._replace(start=0x7F1234567000, size=1258291, since=status.time, registrations=pieces)
+    site = "/srv/app/a_service.py:123 in Handler.of_requests"
+    (heading, _, row) = lines([replace(status, ranges=[one._replace(site=site)])], True, width)[-3:]
+    counted = " +300" if pieces > 1 else ""
+    assert re.fullmatch(rf"host:0 +0x7f1234567000 +1.2 MiB{counted} +locked +0 s   {re.escape(end)} *", row), row
+    assert ("Pieces" in heading, "Where" in heading, "…" in heading) == (pieces > 1, True, False)
+    assert "Where" not in lines([replace(status, ranges=[one])], True, width)[-3], "no site is known"
 
 
 def test_a_process_whose_files_must_not_grow_has_no_page() -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -16,15 +18,15 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import in_threads
-from fake_memory import FakeMemoryDevice
+from fake_device import WAIT, in_threads
+from fake_memory import FakeMemoryDevice, FakeQueue
 from limits import needs_room_to_lock
 from noise import noise
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
 from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, Reason, costs, trim_staging
-from pinning.plugin import LockLimit
+from pinning.plugin import LockLimit, VendorQueue
 from pinning.queues import pending
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -89,6 +91,52 @@ def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinnin
         run(device, again.done)
         assert again.path == "staged"
         assert (back == array).all()
+
+
+@pytest.mark.parametrize("method", ["copy", "fill", "record"])
+def test_ctrl_c_once_the_vendor_has_submitted_keeps_what_is_used(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    submit = getattr(FakeQueue, method)
+
+    def interrupted(*arguments: object) -> None:
+        submit(*arguments)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.alloc(4096, device=device) as there:
+        if method == "record":
+            assert queue.handle  # shared, so that each operation is recorded at once
+        monkeypatch.setattr(FakeQueue, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pinning.fill_async(there, 1, queue=queue) if method == "fill" else pinning.copy_async(
+                there, noise(4096), queue=queue
+            )
+        with pytest.raises(pinning.StillInUseError):
+            there.free()
+        device.let_go()
+        queue.synchronize()
+
+
+def test_a_source_that_work_writes_in_the_middle_of_which_more_was_submitted() -> None:
+    written, source, result = noise(SIZE), numpy.zeros(SIZE, numpy.uint8), numpy.zeros(SIZE, numpy.uint8)
+    go, inner = threading.Event(), list[pinning.Event]()
+    waiting = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: go.wait(WAIT))
+    with pinning.Queue("host") as queue, pinning.alloc(SIZE, device="host") as there:
+
+        def submit(vendor: VendorQueue) -> None:
+            inner.append(queue.submit(None))
+            vendor.call(ctypes.cast(waiting, ctypes.c_void_p).value or 0, 0)
+            vendor.copy(source.ctypes.data, written.ctypes.data, SIZE)
+
+        queue.submit(submit, keep=(source, written))
+        inner[0].wait()
+        releasing = threading.Timer(0.05, go.set)
+        releasing.start()
+        pinning.copy_async(there, source, queue=queue)
+        pinning.copy(result, there, queue=queue)
+    assert (result == written).all()
 
 
 def test_a_limit_without_room_for_staging(device: FakeMemoryDevice, queue: pinning.Queue) -> None:

@@ -19,7 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, FakeDevice
+import pinning
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, FakeDevice, in_threads
+from mapped_memory import Memory
 from pinning import (
     AlreadyPinnedError,
     InvalidRangeError,
@@ -477,3 +479,34 @@ def test_regions_keep_their_device() -> None:
     del pinned
     assert region.device.name == "fake:7"
     assert len({region, region}) == 1
+
+
+def test_of_two_threads_that_unregister_one_does(pinned: PinnedMap) -> None:
+    memory, external = Memory(4), pinning.budget().external
+
+    def unregister(_: int) -> bool:
+        try:
+            pinned.unregister(memory.ptr)
+        except NotLockedError:
+            return False
+        return True
+
+    for _ in range(200):
+        pinned.register(memory.ptr, memory.size, 1 << 40)
+        assert sorted(in_threads(unregister, range(2))) == [False, True]
+        assert pinning.budget().external == external
+
+
+def test_an_unlock_while_the_map_is_being_closed_which_the_device_refuses(device: FakeDevice) -> None:
+    buffer, on = np.ones(10_000, "u1"), pinned_map(device)
+    lock = pinning.lock(buffer, device=device)
+    with device.stopping("data_unlock", lock.ptr) as gate:
+        closing = Background(on.close)
+        assert gate.reached.wait(WAIT)
+        unlocking = Background(lock.unlock)
+        unlocking.join(0.05)
+        gate.open(VendorError("fakeUnregister", 1, "FAKE_FAILURE"))
+        with pytest.raises(VendorError):
+            closing.result()
+        unlocking.result()
+    assert (lock.held, list(on), device.locked) == (False, [], {})

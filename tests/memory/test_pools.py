@@ -927,3 +927,24 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
         assert not memory.freed
         queue.free(memory)
         host.free(theirs)
+
+
+def test_memory_that_is_freed_while_another_thread_closes_its_queue() -> None:
+    with held_device() as device, Queue(device) as other:
+        queue = Queue(device)
+        first, _ = queue.alloc(4096)
+        address = first.ptr
+        queue.submit(lambda vendor: vendor.fill(address, b"\1", 4096))
+        closing = Background(queue.close)
+        assert eventually(lambda: queue.closed)
+        again = Background(queue.close)
+        first.free()
+        second, _ = other.alloc(4096)
+        assert second.ptr != address, "the fill is pending"
+        again.join(0.05)
+        assert again.is_alive(), "it waits too"
+        device.let_go()
+        closing.result()
+        again.result()
+        other.free(second).wait()
+        second.pool.trim_to(0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Coroutine
@@ -219,6 +220,30 @@ def test_time(device: FakeMemoryDevice) -> None:
         device.let_go()
         assert end.elapsed(start) == 6.0, "five and the record: one second a step"
         assert start.elapsed(end) == -6.0
+
+
+def test_the_time_of_a_record_is_that_of_its_call(device: FakeMemoryDevice) -> None:
+    device.let_go()
+    with Queue(device) as queue, Queue(device) as other:
+        first = queue.record()
+        for _ in range(5):
+            other.submit(work)
+        assert queue.record().elapsed(first) == 6.0, "though nothing came between in its own queue"
+
+
+def test_a_record_comes_after_what_others_have_submitted() -> None:
+    go, ran = threading.Event(), list[bool]()
+    with Queue("host:0") as queue:
+        others = Queue.adopt(queue.handle, "host:0")
+        kept = queue.call(lambda: None)
+        kept.wait()
+        others.call(lambda: ran.append(go.wait(WAIT)))
+        points = [queue.record(), queue.submit(None)]
+        assert not any(point.done() for point in points)
+        go.set()
+        points[0].wait()
+        assert ran == [True]
+        assert kept.done()
 
 
 def test_a_long_chain_is_no_burden(device: FakeMemoryDevice) -> None:

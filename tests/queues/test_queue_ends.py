@@ -263,6 +263,35 @@ def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
     assert queue.closed
 
 
+@pytest.mark.parametrize("how", ["wait", "synchronize", "close", "adopted"])
+def test_what_a_handler_of_a_signal_raises_is_no_error_of_the_work(how: str) -> None:
+    go, seen = threading.Event(), list[int]()
+
+    def handler(number: int, frame: object) -> None:
+        seen.append(number)
+        raise TimeoutError
+
+    queue = Queue(HOST)
+    event = queue.call(lambda: go.wait(WAIT))
+    adopted = Queue.adopt(queue.handle, HOST) if how == "adopted" else queue
+    if how == "adopted":
+        adopted.call(lambda: None)
+    wait = {"wait": event.wait, "synchronize": queue.synchronize, "close": queue.close, "adopted": adopted.close}[how]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError):
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+            wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (seen, queue.closed, adopted.closed, event.error) == ([signal.SIGUSR1], False, False, None)
+    go.set()
+    event.wait()
+    for each in (adopted, queue):
+        each.synchronize()
+        each.close()
+
+
 @pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, order: Order) -> None:
     """A device in Python may raise it anywhere: the queue stays open, accepts work, and closes the next time."""

@@ -227,7 +227,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::shared_ptr<Place> begin(Operation const* operation, bool waits, std::shared_ptr<VendorEvent>& recorded);
   std::uint64_t end(std::list<Kept>& kept, std::list<Marker>& marker, std::shared_ptr<Place> const& place,
                     std::shared_ptr<VendorEvent> recorded) noexcept;
-  void refuse(std::list<Kept>& kept, std::list<Marker>& marker) noexcept;
+  void refuse(std::list<Kept>& kept, std::list<Marker>& marker, bool interrupted) noexcept;
   std::shared_ptr<VendorEvent> recorded(Place const& place);
   std::shared_ptr<VendorEvent> record(Place& place);
 

@@ -42,6 +42,15 @@ class PacedPieces final : public Pieces {
     return bytes;
   }
 
+  bool cut(std::uint64_t size, std::uint64_t most) noexcept override {
+    std::lock_guard const guard(mutex_);
+    if (std::min(size, unit_ == 0 ? size : pace_) <= most) return false;
+    largest_ = most;
+    if (unit_ == 0 || unit_ > most) unit_ = most;
+    pace_ = std::clamp(pace_, unit_, most / unit_ * unit_);
+    return true;
+  }
+
   void locked(std::uint64_t held) noexcept override {
     std::lock_guard const guard(mutex_);
     if (longest_.count() != 0) set_pace(static_cast<double>((Clock::now() - began_).count()));
@@ -95,7 +104,7 @@ class PacedPieces final : public Pieces {
 
   static constexpr double aim = 2.0 / 3;  // of the time that a piece may take, because times vary
 
-  std::uint64_t const unit_, largest_;
+  std::uint64_t unit_, largest_;
   std::chrono::nanoseconds const longest_;
   mutable std::mutex mutex_;
   std::condition_variable news_;

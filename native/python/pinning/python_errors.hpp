@@ -48,7 +48,8 @@ struct PythonError : ForeignError {
   void forget_way() noexcept override { raised.forget_frames(); }
   Raised raised;
 };
-/// Ctrl-C and the like: not a std::exception, so that `MappedLocks` does not tolerate it.
+/// Ctrl-C and the like, or what a handler of a signal raises: not a std::exception, so that nothing takes it for the error of
+/// a vendor, or tolerates it.
 struct PythonInterrupt {
   Raised raised;
 };
@@ -71,7 +72,7 @@ struct PythonNoRoom : LockLimit {
 /// Handle signals, such as Ctrl-C, in a thread that waits without the GIL.
 inline void handle_signals() {
   Gil const gil;
-  if (PyErr_CheckSignals() < 0) throw_raised();
+  if (PyErr_CheckSignals() < 0) throw PythonInterrupt();
 }
 
 /// Raise in Python what C++ has just thrown. The GIL is held.

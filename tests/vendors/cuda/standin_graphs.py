@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,9 @@ from graph_cases import *  # noqa: F403
 from graph_cases import SMALL, Case, ended, own_or_adopted, refusals
 
 import pinning
+from fake_device import WAIT, Background
 from pinning.conformance.faults import eventually
+from pinning.queues import pending
 from standins.standin import StandIn
 
 
@@ -62,3 +65,17 @@ def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn,
             assert not standin.calls("cuMemsetD8Async")
         ended(graph)
     assert eventually(lambda: sys.getrefcount(case.memory) == references)
+
+
+def test_the_exit_waits_for_work_though_graphs_were_recorded(case: Case) -> None:
+    with Graph(case.queue.handle, "relaxed") as graph:
+        pinning.fill_async(case.memory, 1, queue=case.queue)
+    go = threading.Event()
+    with pinning.Queue("host") as queue:
+        queue.call(lambda: go.wait(WAIT))
+        leaving = Background(pending._wait_for_all)
+        leaving.join(0.05)
+        assert leaving.is_alive()
+        go.set()
+        leaving.result()
+    graph.close()

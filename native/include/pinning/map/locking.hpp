@@ -292,6 +292,8 @@ inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts,
 /// locks in the region, it is theirs from now on, cut short.
 inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
   if (!attempt.ends) return attempt.ours;
+  Budget::Unlocking unlocking(budget_);
+  unlocking.begin();
   std::optional<Span> gone;
   {
     std::lock_guard const guard(mutex_);

@@ -25,6 +25,8 @@ inline void PinnedMap::unregister(Address ptr) {
   if (is_parents()) return;
   await_invalidations();
   std::unique_lock guard(mutex_);
+  while (!await_outcomes(guard, ptr, 1)) {  // another thread may be removing it
+  }
   auto region = table_.find(ptr);
   if (!region || !table_.value(region->id).has(registered) || table_.value(region->id).is_invalidated()) {
     throw NotLocked("no registered region holds " + describe(ptr));
@@ -65,10 +67,10 @@ inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::R
   return true;
 }
 
-/// Remove a region of others, whatever its count; false if it no longer exists.
+/// Remove a region of others, whatever its count; false if it no longer exists, or another thread is removing it.
 inline bool PinnedMap::drop(std::unique_lock<std::mutex>& guard, Address start, std::uint64_t serial) noexcept {
   auto const region = table_.find(start);
-  if (!region || serial_of(*region) != serial) return false;
+  if (!region || serial_of(*region) != serial || table_.value(region->id).in_transit()) return false;
   leave(guard, *region);
   return true;
 }
