@@ -156,6 +156,15 @@ def test_what_a_copy_uses_makes_room_once_the_copy_is_over() -> None:
             pinning.lock(other, device=device).unlock()
 
 
+@pytest.mark.parametrize("part", [slice(None, 100), slice(-100, None), slice(100, 200)], ids=["begin", "end", "middle"])
+def test_an_overlap_is_told_before_the_want_of_room(device: FakeDevice, part: slice) -> None:
+    array = numpy.zeros(SIZE, "u1")
+    with pinning.lock(array[part], device=device):
+        pinning.budget(used() + 1000)
+        with pytest.raises(LockLimitError if part.start == 100 else pinning.PartialOverlapError):
+            pinning.lock(array, device=device)
+
+
 def test_a_budget_below_what_is_locked_takes_nothing_away(device: FakeDevice) -> None:
     with pinning.lock(numpy.zeros(SIZE, "u1"), device=device) as lock:
         assert pinning.budget(0).limit == 0
@@ -414,6 +423,31 @@ def test_a_lock_without_room_asks_once_for_what_the_vendor_keeps(device: FakeDev
     assert device.count("data_unlock") == 1 and pinning.budget().idle == SIZE
     device.fail_no_more()
     pinning.lock(arrays[1], device=device).unlock()
+
+
+@pytest.mark.parametrize("limit", ["idle", "all"])
+def test_a_lower_limit_though_the_vendor_refuses_to_give_one_back(device: FakeDevice, limit: str) -> None:
+    fixed = used()
+    pinning.budget(idle=True)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(3)]
+    for array in arrays:
+        pinning.lock(array, device=device).unlock()
+    device.fail(VendorError("fakeUnlock", 1, "FAKE"))
+    pinning.budget(idle=0) if limit == "idle" else pinning.budget(fixed)
+    assert list(device.locked) == [arrays[0].ctypes.data]
+    assert pinning.budget().idle == SIZE
+
+
+def test_host_memory_gets_the_room_of_what_is_idle() -> None:
+    device, array = FakeMemoryDevice(), numpy.zeros(SIZE, "u1")
+    pinning.budget(idle=True)
+    pinning.lock(array, device=device).unlock()
+    device.fail_call(VendorError("fakeAllocate", 2, "FAKE_NO_MEMORY"))
+    with pinning.alloc(SIZE, "host", device=device):
+        assert pinning.budget().idle == 0
+    device.fail_call(VendorError("fakeAllocate", 2, "FAKE_NO_MEMORY"))
+    with pytest.raises(VendorError, match="FAKE_NO_MEMORY"):
+        pinning.alloc(SIZE, "host", device=device)
 
 
 @pytest.mark.parametrize("in_c", [False, True])

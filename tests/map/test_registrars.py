@@ -111,6 +111,16 @@ def test_a_removal_that_is_refused_for_one_region_is_one_for_the_others(on: Pinn
     assert device.locked == {}
 
 
+def test_once_one_is_removed_the_others_go_on(on: PinnedMap, device: FakeDevice) -> None:
+    books = [Book(device) for _ in range(3)]
+    added = [on.add_registrar(book.register, book.unregister) for book in books]
+    on.lock(BASE, 1000)
+    for left in (2, 1, 0):
+        added[left].remove()
+        on.lock(BASE + (3 - left) * 0x10000, 1000)
+        assert [len(book.known) for book in books] == [4 - left] * left + [0] * (3 - left)
+
+
 def test_what_is_locked_already_is_told_at_once(on: PinnedMap, device: FakeDevice) -> None:
     on.lock(BASE, 1000)
     on.lock(BASE + 5000, 100)

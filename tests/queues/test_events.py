@@ -84,7 +84,10 @@ def test_done_and_wait(device: FakeMemoryDevice) -> None:
 
 @pytest.mark.parametrize("taken", [lambda event: event, lambda event: _finished(event)], ids=["task", "awaited"])
 def test_await(device: FakeMemoryDevice, taken: Callable[[Event], Coroutine[Any, Any, None]]) -> None:
+    unhandled: list[Any] = []
+
     async def wait(queue: Queue) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         event = queue.submit(work)
         waiter = asyncio.create_task(taken(event))
         for _ in range(10):
@@ -101,9 +104,11 @@ def test_await(device: FakeMemoryDevice, taken: Callable[[Event], Coroutine[Any,
         with pytest.raises(asyncio.CancelledError):
             await cancelled
         device.let_go()
+        await asyncio.sleep(0.02)  # longer than events are left alone
 
     with Queue(device) as queue:
         asyncio.run(wait(queue))
+    assert unhandled == []
 
 
 async def _finished(event: Event) -> None:

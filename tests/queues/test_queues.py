@@ -52,6 +52,16 @@ def test_unrelated_work_overtakes_in_an_out_of_order_queue() -> None:
         third.wait()
 
 
+def test_what_waits_for_one_event_runs_at_once() -> None:
+    go, meet = threading.Event(), threading.Barrier(2)
+    with Queue(HOST, "out_of_order") as queue:
+        first = queue.call(lambda: go.wait(WAIT))
+        both = [queue.call(lambda: meet.wait(WAIT), [first]) for _ in range(2)]
+        go.set()
+        for event in both:
+            event.wait()
+
+
 def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device: FakeMemoryDevice) -> None:
     with Queue(device, "out_of_order") as queue:
         events = [queue.submit(work) for _ in range(20)]  # more than it has lanes

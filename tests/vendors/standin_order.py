@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import product
 from typing import Any
 
@@ -121,23 +121,28 @@ def the_copy(queue: pinning.Queue, second: pinning.Queue, function: Callable[[],
 def test_what_a_function_writes_is_read_after_it(
     other: pinning.Queue, gpu: Any, monkeypatch: pytest.MonkeyPatch, read: Copying, waiting: Waiting, room: bool
 ) -> None:
-    """Also without pinned blocks to stage through."""
+    """Also without pinned blocks to stage through, and if a part of it is locked."""
     if not room:
         trim_staging()
         monkeypatch.setattr(costs, "staging_bytes", 0)
     size = 192 << 10
-    expected, host = noise(size), numpy.zeros(size, numpy.uint8)
+    for locked in (0, size // 4):
+        expected, host = noise(size, locked), on_pages(size)
 
-    def write() -> None:
-        time.sleep(0.05)
-        host[:] = expected
+        def write(host: Any = host, expected: Any = expected) -> None:
+            time.sleep(0.05)
+            host[:] = expected
 
-    with pinning.Queue(gpu) as second, pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there:
-        read(there, host, size, other, waiting(other, second, write))
-        other.synchronize()
-        back = numpy.empty_like(expected)
-        pinning.copy(back, there, queue=other)
-        assert (back == expected).all()
+        with (
+            pinning.Queue(gpu) as second,
+            pinning.alloc(size, MemoryKind.DEVICE, device=gpu) as there,
+            pinning.lock(host[:locked], device=gpu) if locked else nullcontext(),
+        ):
+            read(there, host, size, other, waiting(other, second, write))
+            other.synchronize()
+            back = numpy.empty_like(expected)
+            pinning.copy(back, there, queue=other)
+            assert (back == expected).all(), locked
 
 
 @pytest.mark.usefixtures("queue")

@@ -323,3 +323,13 @@ def test_pinned_lists_that_the_driver_keeps_are_freed_later(standin: StandIn, qu
         pinning.copies.trim_staging()
     standin.configure()
     assert pinning.copies.trim_staging() >= 16 << 10
+
+
+def test_from_how_many_items_on_a_kernel_copies_them(queue: pinning.Queue) -> None:
+    host = noise((64, 16))
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        for count in range(2, 64):
+            places = [there.ptr + 16 * i for i in range(count)]
+            (group,) = pinning.explain_batch(places, list(host[:count]), queue=queue).groups
+            by_kernel = count >= pinning.copies.costs.kernel_from_items
+            assert group.reason_code is (Reason.KERNEL if by_kernel else Reason.ENGINES), count

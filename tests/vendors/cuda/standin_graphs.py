@@ -67,6 +67,18 @@ def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn,
     assert eventually(lambda: sys.getrefcount(case.memory) == references)
 
 
+def test_an_event_of_another_graph_is_not_waited_for(case: Case) -> None:
+    with Graph(case.queue.handle, "relaxed") as first:
+        recorded = pinning.fill_async(case.memory, 1, queue=case.queue)
+    with Graph(case.queue.handle, "relaxed") as second:
+        own = pinning.fill_async(case.memory, 2, queue=case.queue)
+        pinning.fill_async(case.memory, 3, queue=case.queue, wait_for=[own])
+        with pytest.raises(pinning.GraphCaptureError):
+            pinning.fill_async(case.memory, 4, queue=case.queue, wait_for=[recorded])
+    for graph in (first, second):
+        graph.close()
+
+
 def test_the_exit_waits_for_work_though_graphs_were_recorded(case: Case) -> None:
     with Graph(case.queue.handle, "relaxed") as graph:
         pinning.fill_async(case.memory, 1, queue=case.queue)
