@@ -27,7 +27,7 @@ def test_copies_are_an_option(options: list[str], expected: str) -> None:
 
 def test_another_word_is_refused() -> None:
     done = pinning_run("--copies", "fast", "--", "true")
-    assert (done.returncode, "'fast' is not one of 'off', 'on'" in done.stderr) == (2, True)
+    assert (done.returncode, "'fast' is not one of off, on" in done.stderr) == (2, True)
 
 
 def test_a_program_that_never_opens_the_driver_begins_no_thread(tmp_path: Path) -> None:

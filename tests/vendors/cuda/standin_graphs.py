@@ -17,6 +17,7 @@ import pinning
 from fake_device import WAIT, Background
 from pinning.conformance.faults import eventually
 from pinning.queues import pending
+from pinning.queues.graphs import graphs_alive
 from standins.standin import StandIn
 
 
@@ -77,6 +78,7 @@ def test_an_event_of_another_graph_is_not_waited_for(case: Case) -> None:
             pinning.fill_async(case.memory, 4, queue=case.queue, wait_for=[recorded])
     for graph in (first, second):
         graph.close()
+    assert eventually(lambda: not graphs_alive())
 
 
 def test_the_exit_waits_for_work_though_graphs_were_recorded(case: Case) -> None:
@@ -91,3 +93,4 @@ def test_the_exit_waits_for_work_though_graphs_were_recorded(case: Case) -> None
         go.set()
         leaving.result()
     graph.close()
+    assert eventually(lambda: not graphs_alive())

@@ -393,7 +393,7 @@ def test_a_fork_has_nothing_of_it() -> None:
 
         def child() -> None:
             assert pinning.copies.trim_staging() == 0
-            with pytest.raises(PinningError, match="cannot be copied"):
+            with pytest.raises(PinningError, match="belongs to the process that made it"):
                 pinning.copy(there, host, queue=queue)
 
         run_in_child(child)
