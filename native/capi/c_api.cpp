@@ -148,8 +148,7 @@ pinning_status pinning_get_budget(pinning_budget* budget) noexcept {
 
 pinning_status pinning_set_budget(uint64_t limit) noexcept {
   return guarded([&] {
-    auto& budget = pinning::process_budget();
-    budget.set(limit, budget.figures().idle_limit);
+    pinning::process_budget().set(limit, std::nullopt);
   });
 }
 

@@ -201,9 +201,11 @@ class Arena(Space):
         """Continue the locking that an unsuccessful `close` has stopped."""
         if self._ending or self.closed:
             return
+        assert self._memory is not None
         for each in self._parts:
             if each.stopped:
                 each.over.wait()
+        self._memory.undo()
         self._parts = [each.again() for each in self._parts]
         self._settle()
 
@@ -244,9 +246,15 @@ class Arena(Space):
         if self._is_parents:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         self._check()
-        if any(each.stopped for each in list(self._parts)):
-            self._alone(self._resume)  # Ctrl-C ended a `close` before it could resume the locking
         upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0, most=self._own_bytes())
+        while not self._waited(upto, end, timeout):
+            if _ended:
+                raise PinningError(f"{self!r} is not locked any more, because the program ends")
+            self._alone(self._resume)  # once the `close` is over, unless that has resumed the locking
+            self._check()
+
+    def _waited(self, upto: int, end: float | None, timeout: float | None) -> bool:
+        """`wait`; False if a `close` has stopped the locking."""
         for each in list(self._parts):
             if each.start >= upto:
                 break
@@ -255,6 +263,7 @@ class Arena(Space):
                 raise TimeoutError(f"{self.progress} bytes of {self!r} are locked after {timeout} s")
             if each.error is not None:
                 raise each.error
+        return not any(each.stopped and not each.locked for each in list(self._parts))
 
     def __await__(self) -> Generator[Any, None, None]:
         import asyncio  # imported already: its loop runs this
@@ -323,11 +332,12 @@ class Arena(Space):
                 "with a part= of its own, or use asarray with an offset"
             )
         run_deferred()  # frees dropped allocations
-        found = self._take(size, alignment, self._home)
-        while found is None:
-            self._grow_for(size, alignment)
+        while True:
+            end = self.nbytes  # first: what another thread adds from now on may be enough
             found = self._take(size, alignment, self._home)
-        return found
+            if found is not None:
+                return found
+            self._grow_for(size, alignment, end)
 
     def free(self, allocation: ArenaAllocation) -> None:
         """Free an allocation of this arena; see `ArenaAllocation.free`.
@@ -365,7 +375,10 @@ class Arena(Space):
         self._check()
         memory = self._memory
         assert memory is not None
-        if self.nbytes + more > self.maximum:
+        now = self.nbytes
+        if end not in (None, now):
+            return
+        if now + more > self.maximum:
             raise PoolLimitError(
                 f"{more} bytes more would take {self!r} over its maximum of {self.maximum}; {self.available} are free, "
                 f"at most {self.largest_available} in one piece: free some, or make it with a larger grow="
@@ -394,9 +407,8 @@ class Arena(Space):
                 raise LockLimitError(f"the kernel refuses {more} bytes more for {self!r}: {error}") from error
         self._add(start, more)
 
-    def _grow_for(self, size: int, alignment: int | None) -> None:
-        """Grow so that an allocation fits after the current end."""
-        end = self.nbytes
+    def _grow_for(self, size: int, alignment: int | None, end: int) -> None:
+        """Grow so that an allocation fits after `end`, unless the arena no longer ends there."""
         step = alignment or (1 if self.unit else _CACHE_LINE)  # units are counted from `end`
         needed = -(self.ptr + end) % step + size
         more = max(needed, min(_STEP, self.maximum - end))
@@ -464,19 +476,21 @@ class Arena(Space):
         self._claim()  # from now on nothing is allocated or exported
         try:
             if not self._ending:
+                memory.undo()
                 self._check_unlocked()  # first, so that a refusal has changed nothing
             for each in self._parts:
                 each.stop()
             for each in self._parts:
                 each.over.wait()
             if not self._ending:
+                memory.undo()
                 self._check_unlocked()
                 self._ending = True
-            self._unlock_halves()
         except BaseException:
             if not self._ending:
                 self._unclaim()
-                self._resume()
+                if not memory.refused:  # otherwise `wait` resumes, once the vendor has undone them
+                    self._resume()
             raise
         memory.release()
 
@@ -495,19 +509,8 @@ class Arena(Space):
         at = max(offset, self.part.start)
         for each in self._parts:
             if each.start <= at < each.start + each.size:
-                # Until it is over, a piece and the whole may both be locked; `close` checks again afterwards.
-                return int(each.locked) if each.over.is_set() else sys.maxsize
+                return int(each.locked or not each.over.is_set())
         return 0
-
-    def _unlock_halves(self) -> None:
-        """Unlock regions that the vendor has refused to unlock."""
-        assert self._memory is not None
-        for each in self.devices:
-            locked = pinned_map(each)
-            for region in locked.overlapping(self._memory.ptr, self.nbytes):
-                if region.references == 0 and not region.external:
-                    with suppress(NotLockedError):  # it is gone by now
-                        locked.unlock(region.start)
 
     def __enter__(self) -> Self:
         refuse_closed(self)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from os import PathLike
 
+    from pinning.locking.lock_async import PendingLock
     from pinning.map.pinned_map import Hold
 
 cdef extern from "<pinning/arena_memory.hpp>" namespace "pinning":
@@ -155,12 +156,14 @@ cdef class Memory:
     """Reserved address space, memory for its first bytes, and their locks, which are released first.
 
     Without a `segment` the memory is private, and not mapped in a forked child. `page` is the page size, for the pool
-    of huge pages a larger one than the system's; `advice` is for madvise, or -1.
+    of huge pages a larger one than the system's; `advice` is for madvise, or -1. `refused` are locks that the vendor has
+    refused to undo.
     """
 
     cdef MappedMemory mapped
     cdef readonly Segment segment  # type: Segment | None
     cdef readonly list holds  # type: list[Hold]
+    cdef readonly list refused  # type: list[PendingLock]
     cdef readonly uint64_t page
     cdef int advice
     cdef unsigned made_in
@@ -168,7 +171,7 @@ cdef class Memory:
     def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice) -> None:
         if self.mapped.start is not NULL:
             raise TypeError("a Memory cannot be initialized again")
-        self.segment, self.page, self.advice, self.holds = segment, page, advice, []
+        self.segment, self.page, self.advice, self.holds, self.refused = segment, page, advice, [], []
         self.made_in = generation()
         cdef int code = self.mapped.reserve(maximum, aligned)
         if code < 0:
@@ -221,9 +224,16 @@ cdef class Memory:
 
     def unlock(self) -> None:
         """Release its locks. After a VendorError it can be called again."""
+        self.undo()
         while self.holds:
             self.holds[-1].unlock()
             self.holds.pop()
+
+    def undo(self) -> None:
+        """Undo the locks that the vendor has refused to undo. After a VendorError it can be called again."""
+        for pending in list(self.refused):
+            pending._undo()
+            self.refused.remove(pending)
 
     def release(self) -> None:
         """Unlock, then unmap everything, never before the locks are released. Called by one thread at a time."""

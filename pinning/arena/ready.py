@@ -146,7 +146,9 @@ class Ready:
         finally:
             if not self.locked:
                 for pending in taken:
-                    with suppress(Exception):  # then it is half unlocked, and `close` tries again
+                    try:
                         pending.cancel()
+                    except Exception:  # `close` tries again
+                        self.memory.refused.append(pending)
             self._last.set()
             self.over.set()

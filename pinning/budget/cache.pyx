@@ -216,13 +216,32 @@ def figures() -> tuple[int, int, int, int, int]:
     return now.limit, now.locked, now.idle, now.external, now.idle_limit
 
 
-def set_limits(uint64_t limit, uint64_t idle_limit) -> None:
-    """Set the most bytes that may be locked, and the most that may be cached; the excess in the cache is given back."""
+def set_limits(limit: int | None, idle_limit: int | None) -> None:
+    """Set the most bytes that may be locked, and the most that may be cached; the excess in the cache is given back.
+
+    None leaves a limit as it is: another thread may be setting it.
+    """
+    cdef optional[uint64_t] most, most_idle
+    if limit is not None:
+        most = <uint64_t>limit
+    if idle_limit is not None:
+        most_idle = <uint64_t>idle_limit
     try:
         with nogil:
-            budget.set(limit, idle_limit)
+            budget.set(most, most_idle)
     finally:
         collect()
+
+
+def replace_limit(uint64_t before, uint64_t limit) -> bool:
+    """Set the most bytes that may be locked if they are still `before`; return whether they were."""
+    cdef cbool replaced
+    try:
+        with nogil:
+            replaced = budget.replace_limit(before, limit)
+    finally:
+        collect()
+    return replaced
 
 
 def give_back(uint64_t nbytes) -> int:
@@ -266,7 +285,7 @@ def _begin_anew_in_child():
 
 
 def _end():
-    set_limits(budget.figures().limit, 0)
+    set_limits(None, 0)
 
 
 at_fork(_begin_anew_in_child)

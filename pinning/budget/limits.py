@@ -88,18 +88,17 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     1073741824
     """
     global _chosen
-    now, *_, most_idle = _cache.figures()
-    if limit is not None:
-        chosen = _choice(limit)
+    most_idle: int | None = None
+    chosen = None if limit is None else _choice(limit)
     if idle is not None:
         most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0, _IDLE)
-    if limit is not None:
-        now, _chosen = chosen.limit, chosen  # first, so that a limit set by native code in between is seen
-    if limit is not None or idle is not None:
-        _cache.set_limits(now, most_idle)
-    most, used, idling, external, most_idle = _cache.figures()
+    if chosen is not None:
+        _chosen = chosen  # first, so that a limit set by native code in between is seen
+    if chosen is not None or most_idle is not None:
+        _cache.set_limits(None if chosen is None else chosen.limit, most_idle)
+    most, used, idling, external, idle_limit = _cache.figures()
     source = _chosen.source if most == _chosen.limit else "pinning_set_budget, called by native code"
-    return Budget(_told(most), used, idling, external, _told(min(most_idle, most)), source)
+    return Budget(_told(most), used, idling, external, _told(min(idle_limit, most)), source)
 
 
 def give_back_idle(nbytes: int | None = None) -> int:
@@ -143,10 +142,12 @@ def check_budget(size: int) -> None:
     except LockLimitError:
         for function in before_refusal:
             function()
-        if _chosen.by_default and _cache.figures()[0] == _chosen.limit:
-            most_idle = _cache.figures()[-1]
-            _chosen = _default()  # a container's limit may have been raised meanwhile
-            _cache.set_limits(_chosen.limit, most_idle)
+        before = _chosen
+        if before.by_default and _cache.figures()[0] == before.limit:
+            now = _default()  # a container's limit may have been raised meanwhile
+            # While that was read, another thread may have set a limit: it stays.
+            if _chosen is before and _cache.replace_limit(before.limit, now.limit) and _chosen is before:
+                _chosen = now
         _cache.check(size)
 
 
@@ -188,4 +189,4 @@ def _told(limit: int) -> int | None:
 
 _chosen = _default()
 if _cache.figures()[0] == _cache.NO_LIMIT:
-    _cache.set_limits(_chosen.limit, 0)
+    _cache.set_limits(_chosen.limit, None)

@@ -34,6 +34,8 @@ cdef class Lock(Hold):
 cdef Pace pace_of(uint64_t largest, Lock lock, object piece, object unit, object stall_ms)
 cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
 cdef PinnedMap map_of(object device)
+cdef bint is_decided(uint64_t ptr, uint64_t size, PinnedMap pinned_map) noexcept
+cdef bint check_anew(uint64_t ptr, uint64_t size, PinnedMap pinned_map, bint resident) except -1
 # The first map with a region that contains the whole range, and that region; or None.
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
 cdef tuple description_of(object buffer)

@@ -9,18 +9,19 @@ from libcpp cimport bool as cbool
 
 from pinning.budget.cache cimport keep_owner, watch
 from pinning.interop.memory_of cimport Export, host_memory_of, kind_of
-from pinning.map.native cimport Nanoseconds
+from pinning.map.native cimport CPinnedMap, Nanoseconds
 from pinning.map.pinned_map cimport lock_options, wrap
 from pinning.runtime.process cimport is_parents
 
 import sys
+import time
 import warnings
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pinning.budget.limits import check_lock
-from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError
+from pinning.errors import ArgumentError, InvalidRangeError, LockLimitError, NotLockedError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
@@ -431,16 +432,33 @@ def make_ready(
 
 
 cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap pinned_map, progress):
-    # If either end is in a locked region, the map decides: one more lock, or an overlap.
-    if (
-        pinned_map.closed
-        or pinned_map.map.find(ptr, 1).has_value()
-        or pinned_map.map.find(ptr + size - 1, 1).has_value()
-    ):
+    if pinned_map.closed or is_decided(ptr, size, pinned_map):
         return
     resident = is_resident(ptr, size)
+    if check_anew(ptr, size, pinned_map, resident):
+        populate(ptr, size, progress=progress, resident=resident)
+
+
+cdef bint is_decided(uint64_t ptr, uint64_t size, PinnedMap pinned_map) noexcept:
+    """Whether either end is in a locked region: then the map decides, one more lock or an overlap."""
+    return pinned_map.map.find(ptr, 1).has_value() or pinned_map.map.find(ptr + size - 1, 1).has_value()
+
+
+cdef bint check_anew(uint64_t ptr, uint64_t size, PinnedMap pinned_map, bint resident) except -1:
+    """`check_lock`; False if it finds no room because another thread has just locked the range: the map decides."""
+    cdef CPinnedMap* map = pinned_map.map
+    try:
+        check_lock(size, pinned_map.device, resident)
+        return True
+    except LockLimitError:
+        if not map.is_changing(ptr, size) and not is_decided(ptr, size, pinned_map):
+            raise
+    with nogil:
+        map.await_changes(ptr, size)
+    if is_decided(ptr, size, pinned_map):
+        return False
     check_lock(size, pinned_map.device, resident)
-    populate(ptr, size, progress=progress, resident=resident)
+    return True
 
 
 def unlock_cached(Lock lock not None) -> None:
@@ -492,6 +510,11 @@ def unlock(buffer: Buffer | Lock, *, device: LockDevice | str | None = None) -> 
         for pinned_map in pinned_maps() if device is None else (map_of(device),):
             if unlock_youngest(pinned_map, &found):
                 return
+            if pinned_map.is_being_locked(found.ptr):  # that lock has its owner once it is taken
+                while pinned_map.is_being_locked(found.ptr):
+                    time.sleep(0.001)
+                if unlock_youngest(pinned_map, &found):
+                    return
             if is_only_held(pinned_map, found.ptr):
                 continue
             try:

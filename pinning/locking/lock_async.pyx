@@ -12,7 +12,7 @@ from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes
 from pinning.locking.lock cimport (
-    Call, Lock, Pace, description_of, map_of, pace_of, show, this_call, unlocked, warn_of_drop,
+    Call, Lock, Pace, check_anew, description_of, is_decided, map_of, pace_of, show, this_call, unlocked, warn_of_drop,
 )
 from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
@@ -23,7 +23,6 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
@@ -60,6 +59,7 @@ cdef class Job:
     cdef bint unwanted, over, unlisted
     cdef dict how  # its pages are populated: arguments of Populating
     cdef object error
+    cdef uint64_t left  # serial of the region that it has left half unlocked, or 0
     cdef list listeners  # called once it is over
     cdef object __weakref__
 
@@ -79,6 +79,7 @@ cdef class Job:
                 self.lock.release()
         except BaseException as error:
             self.error = error
+            self.left = self.pinned_map.map.half_unlocked_at(self.lock.ptr)
         self.finish()
 
     cdef take(self):
@@ -93,12 +94,11 @@ cdef class Job:
     cdef take_anew(self, uint64_t ptr, uint64_t size):
         cdef PinnedMap pinned_map = self.pinned_map
         pinned_map.check_open()
-        if pinned_map.map.find(ptr, 1).has_value() or pinned_map.map.find(ptr + size - 1, 1).has_value():
+        if is_decided(ptr, size, pinned_map):
             self.lock.take_in_pieces(pinned_map, ptr, size, self.options, self.pace.pieces)
             return
         resident = is_resident(ptr, size)
-        check_lock(size, pinned_map.device, resident)
-        if resident:
+        if not check_anew(ptr, size, pinned_map, resident) or resident:
             self.lock.take_in_pieces(pinned_map, ptr, size, self.options, self.pace.pieces)
             return
         self.pace.pieces.bring_in(0)
@@ -305,10 +305,18 @@ cdef class PendingLock:  # type: Coroutine[Any, Any, Lock]
         job.drop()
         job.wait(self.size + 1, 1e9)
         job.lock.release()
-        if job.error is not None and job.pinned_map.map.serial_at(self.ptr) != 0 and not job.pinned_map.map.find(
-            self.ptr, 1
-        ).has_value():
-            raise job.error  # half unlocked
+        if self.is_half_unlocked():
+            raise job.error
+
+    cdef bint is_half_unlocked(self) noexcept:
+        return self.job.left != 0 and self.job.pinned_map.map.half_unlocked_at(self.ptr) == self.job.left
+
+    def _undo(self) -> None:
+        """`cancel`, once more after a refusal: the vendor is asked again."""
+        if self.is_half_unlocked():
+            self.job.pinned_map.unlock(self.ptr)
+        else:
+            self.cancel()
 
     def _abandon(self) -> None:
         """Make it end soon, without waiting; `cancel` then undoes what is locked."""

@@ -65,9 +65,11 @@ def lock_mapped(buffer: Buffer, size: int | None = None, *, device: Device | str
         try:
             make_ready(memory, device_map)
         except Exception:
-            if policy == "mandatory":
+            device_ptr = device_map.lock_mapped(memory.ptr, memory.size, "off", memory.read_only)
+            if device_ptr is None and policy == "mandatory":
+                device_map.unlock_unmapped(memory.ptr)  # nothing is mapped after an error
                 raise
-            policy = "off"  # memory that others have pinned is still entered
+            return device_ptr  # memory that others have pinned is entered under every policy
     return device_map.lock_mapped(memory.ptr, memory.size, policy, memory.read_only)
 
 

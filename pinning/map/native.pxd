@@ -67,7 +67,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
             uint64_t bytes
 
         Figures figures() noexcept
-        void set(uint64_t limit, uint64_t idle_limit) except +raise_in_python
+        void set(optional[uint64_t] limit, optional[uint64_t] idle_limit) except +raise_in_python
+        bool replace_limit(uint64_t before, uint64_t limit) except +raise_in_python
         void check(uint64_t size) except +raise_in_python
         bool keeps(uint64_t size) noexcept
         uint64_t trim(uint64_t bytes) except +raise_in_python
@@ -106,6 +107,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         bool give_back_idle(uint64_t start) except +raise_in_python
         bool holds(const CHold& hold) noexcept
         uint64_t serial_at(uint64_t ptr) noexcept
+        uint64_t half_unlocked_at(uint64_t ptr) noexcept
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
         void unregister(uint64_t ptr) except +raise_in_python
         optional[CRegion] find(uint64_t ptr, uint64_t size) noexcept
@@ -119,6 +121,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         bool has_any(uint64_t ptr, uint64_t size) except +raise_in_python
         uint64_t changes() noexcept
         bool changed_since(uint64_t changes, uint64_t ptr, uint64_t size) except +raise_in_python
+        bool is_changing(uint64_t ptr, uint64_t size) except +raise_in_python
+        void await_changes(uint64_t ptr, uint64_t size) except +raise_in_python
         size_t size() noexcept
         optional[CRegion] find_registered(uint64_t ptr, uint64_t size) noexcept
         vector[CRegion] regions(bool idle_too) except +raise_in_python

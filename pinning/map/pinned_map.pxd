@@ -44,6 +44,7 @@ cdef class PinnedMap:
     cdef _let_go(self)
     cdef _remove_registrars(self)
     cdef uint64_t holds_in(self, uint64_t region)
+    cdef bint is_being_locked(self, uint64_t ptr) except -1
     cdef Locker* locker(self) noexcept
     cdef give_back(self, uint64_t start)  # the idle region there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *

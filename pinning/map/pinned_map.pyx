@@ -16,6 +16,7 @@ from pinning.runtime.process cimport generation, is_parents
 
 from collections import deque
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
@@ -331,24 +332,39 @@ cdef class PinnedMap:
         cdef CHold hold
         self.check_open()
         options.locker = self.locker()
+        entry = (<uint64_t>map, get_ident(), ptr, size)
+        _being_locked.append(entry)
         try:
-            with nogil:
-                if pieces is NULL:
-                    hold = map.lock(ptr, size, options, piece)
-                else:
-                    hold = map.lock(ptr, size, options, dereference(pieces))
-        finally:
-            unlock_orphans()
-        try:
-            self.check_open()  # `close` may have missed this lock
-            PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
-        except BaseException:
-            with suppress(Exception):  # then it stays locked, for `unlock`
+            try:
                 with nogil:
-                    map.unlock(hold, False)
-            unlock_orphans()
-            raise
+                    if pieces is NULL:
+                        hold = map.lock(ptr, size, options, piece)
+                    else:
+                        hold = map.lock(ptr, size, options, dereference(pieces))
+            finally:
+                unlock_orphans()
+            try:
+                self.check_open()  # `close` may have missed this lock
+                PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
+            except BaseException:
+                with suppress(Exception):  # then it stays locked, for `unlock`
+                    with nogil:
+                        map.unlock(hold, False)
+                unlock_orphans()
+                raise
+        finally:
+            if entry in _being_locked:  # not in a forked child
+                _being_locked.remove(entry)  # last: from here to `own` no other thread runs
         return hold
+
+    cdef bint is_being_locked(self, uint64_t ptr) except -1:
+        """Whether another thread is locking a range with `ptr`, for any device that shares the map."""
+        cdef uint64_t domain, thread, start, size
+        me = get_ident()
+        for domain, thread, start, size in list(_being_locked):
+            if domain == <uint64_t>self.map and thread != me and start <= ptr and ptr - start < size:
+                return True
+        return False
 
     cdef Locker* locker(self) noexcept:
         """Which is to lock, of those of a shared map; null for the only one."""
@@ -1013,10 +1029,12 @@ cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor: no error can
 
 
 _maps = WeakRegistry()
+cdef list _being_locked = []  # map, thread, address and bytes of the locks in progress
 
 
 def _begin_anew_in_child():
     cdef PinnedMap each
+    _being_locked.clear()
     for each in _maps:
         each.restart()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -36,6 +37,7 @@ from pinning import (
     VendorError,
 )
 from pinning.arena import mapping
+from pinning.conformance.faults import eventually
 from pinning.machine import numa
 from pinning.plugin import LockLimit
 from pinning.runtime.process import run_deferred
@@ -202,6 +204,96 @@ def test_closing_it_while_it_is_being_locked() -> None:
     slow.opened.set()
     closing.result()
     assert (arena.closed, slow.locked) == (True, {})
+
+
+def test_a_wait_ends_when_it_is_closed() -> None:
+    slow = SlowDevice()
+    arena = Arena(SIZE, slow)
+    waiting = Background(arena.wait)
+    assert eventually(lambda: arena._parts[0].over._waiting)
+    closing = Background(arena.close)
+    assert eventually(lambda: arena._parts[0].stopped)
+    slow.opened.set()
+    closing.result()
+    with pytest.raises(InvalidRangeError):
+        waiting.result()
+
+
+def test_a_refused_close_stops_no_locking() -> None:
+    slow = SlowDevice(1, PAGE)
+    with Arena(SIZE, slow) as arena:
+        arena.wait(1, timeout=WAIT)
+        with pinning.lock((arena.ptr, 100), device=slow):
+            closing = Background(arena.close)
+            closing.join(1)
+            slow.opened.set()
+            with pytest.raises(StillLockedError):
+                closing.result()
+            arena.wait(timeout=WAIT)
+        assert pinning.is_locked(arena, device=slow)
+    assert slow.locked == {}
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_its_lock_is_not_taken_by_address_while_it_is_made(pieces: int) -> None:
+    slow = SlowDevice(pieces, PAGE if pieces else sys.maxsize)
+    with Arena(SIZE, slow) as arena:
+        assert slow.reached.wait(WAIT)
+        unlocking = Background(lambda: pinning.unlock(arena.ptr, device=slow))
+        unlocking.join(0.1)
+        slow.opened.set()
+        with pytest.raises(NotLockedError):
+            unlocking.result()
+        arena.wait(timeout=WAIT)
+        assert pinning.is_locked(arena, device=slow)
+
+
+def test_a_close_while_it_is_being_locked_that_the_vendor_refuses_to_undo() -> None:
+    slow = SlowDevice()
+    arena = Arena(SIZE, slow)
+    assert slow.reached.wait(WAIT)
+    closing = Background(arena.close)
+    assert eventually(lambda: arena._parts[0].stopped)
+    for attempt in (1, 2, 3):
+        slow.fail(vendor_error(), calls_before=attempt)
+    slow.opened.set()
+    with pytest.raises(VendorError):
+        closing.result()
+    assert (arena.closed, slow.locked) == (False, {arena.ptr: SIZE})
+    slow.fail(vendor_error())
+    with pytest.raises(VendorError):
+        arena.wait(timeout=WAIT)
+    arena.wait(timeout=WAIT)  # undone, and locked again
+    assert pinning.is_locked(arena, device=slow)
+    arena.close()
+    assert (arena.closed, slow.locked) == (True, {})
+
+
+def test_memory_that_the_vendor_refuses_to_unlock_stays_mapped() -> None:
+    class Refusing(FakeDevice):
+        refuses = True
+
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            if len(self.locked) == 2:
+                raise vendor_error()
+            return super().data_lock(ptr, size, read_only)
+
+        def data_unlock(self, ptr: int) -> None:
+            if self.refuses:
+                raise vendor_error()
+            super().data_unlock(ptr)
+
+    device = Refusing(largest_lock=PAGE)
+    arena = Arena(SIZE, device)
+    with pytest.raises(VendorError):
+        arena.wait(timeout=WAIT)
+    with pytest.raises(VendorError):
+        arena.close()
+    assert (arena.closed, len(device.locked)) == (False, 2)
+    arena.asarray()[:] = 1
+    device.refuses = False
+    arena.close()
+    assert (arena.closed, device.locked) == (True, {})
 
 
 def test_a_vendor_that_refuses_to_unlock(device: FakeDevice) -> None:
@@ -435,10 +527,30 @@ def test_it_grows_once_for_two_threads_that_find_it_full() -> None:
     had: list[pinning.Allocation] = []
     with Arena(64, Slow(), grow=64 << 20) as arena:
         had.append(arena.allocate(64))
+        arena.wait(timeout=WAIT)  # its lock asks for the limit too
         others.append(1000)
         had.append(arena.allocate(1000))
         assert len(had) == 3
         assert arena.nbytes == 64 + (2 << 20)
+        for each in had:
+            each.free()
+
+
+def test_what_another_thread_has_added_up_to_its_maximum_is_enough() -> None:
+    class Late(Arena):
+        """Another thread allocates when a first has found no room."""
+
+        def _take(self, *how: Any) -> Any:
+            found = super()._take(*how)
+            if found is None and others:
+                had.append(self.allocate(others.pop()))
+            return found
+
+    others = [1000]
+    had: list[pinning.Allocation] = []
+    with Late(64, (), grow=64 + (2 << 20)) as arena:
+        had.append(arena.allocate(1000))
+        assert (len(had), arena.nbytes) == (2, arena.maximum)
         for each in had:
             each.free()
 

@@ -360,6 +360,45 @@ def test_a_containers_limit_that_is_raised_counts_at_once(device: FakeDevice, mo
         assert (now.limit, now.idle_limit, now.source) == (room.limit, SIZE, "a container")
 
 
+def test_a_limit_that_another_thread_sets_meanwhile_stays(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[dict[str, Any]] = []
+
+    def memory() -> Any:
+        if others:
+            pinning.budget(**others.pop())
+        return room
+
+    room = system_memory()._replace(limit=used() + SIZE)
+    monkeypatch.setattr(limits, "_memory", memory)
+    others.append({"idle": SIZE})
+    assert pinning.budget(1.0).idle_limit == SIZE
+    monkeypatch.setattr(limits, "_chosen", limits._default())
+    others.append({"limit": room.limit - 1})
+    with pytest.raises(LockLimitError):
+        pinning.lock(numpy.zeros(2 * SIZE, "u1"), device=device)
+    now = pinning.budget()
+    assert (now.limit, now.source) == (room.limit - 1, f"pinning.budget({room.limit - 1})")
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_range_that_another_thread_is_locking_needs_no_more_room(device: FakeDevice, in_background: bool) -> None:
+    array = numpy.ones(SIZE, "u1")
+    pinning.budget(used() + SIZE)
+
+    def second() -> Any:
+        if in_background:
+            return pinning.lock_async(array, device=device).wait()
+        return pinning.lock(array, device=device)
+
+    with device.stopping("data_lock", array.ctypes.data) as gate:
+        first = Background(lambda: pinning.lock(array, device=device))
+        assert gate.reached.wait(WAIT)
+        other = Background(second)
+        other.join(0.1)
+    for each in (first, other):
+        cast(Any, each.result()).unlock()
+
+
 class LimitedDevice(FakeDevice):
     """Its vendor lets it lock two sizes."""
 

@@ -253,6 +253,30 @@ def test_cancelled_while_a_piece_is_being_locked(device: FakeDevice, buffer: np.
     pinning.lock(buffer, device=device).unlock()
 
 
+def test_a_lock_of_others_is_not_what_a_refused_one_has_left(device: FakeDevice, buffer: np.ndarray) -> None:
+    device.fail(REFUSED)
+    pending = pinning.lock_async(buffer, device=device)
+    with pytest.raises(VendorError):
+        pending.wait(timeout=WAIT)
+    with device.stopping("data_lock", start(buffer)) as gate:
+        other = Background(lambda: pinning.lock(buffer, device=device))
+        assert gate.reached.wait(WAIT)
+        pending.cancel()
+    other.result().unlock()  # type: ignore[attr-defined]
+
+
+def test_unlocked_by_address_while_it_is_being_locked(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        unlocking = Background(lambda: pinning.unlock(buffer, device=device))
+        unlocking.join(0.1)
+    unlocking.result()
+    lock = pending.wait(timeout=WAIT)
+    assert (lock.held, device.locked) == (False, {})
+    assert "held no more" not in repr(lock)
+
+
 def test_cancelled_while_it_waits_for_its_pages(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     began, populating = threading.Event(), Mock(error=None)
     populating.side_effect = lambda *how, **more: began.set() or populating  # and none of it comes

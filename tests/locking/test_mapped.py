@@ -107,9 +107,10 @@ def test_no_room(device: FakeDevice, policy: Any, value: str) -> None:
             lock_mapped(values, device=device)
     else:
         assert lock_mapped(values, device=device) is None
-        assert lock_mapped(pinned, device=device) == address_of(pinned) + FOREIGN_OFFSET
-        for each in (values, pinned):
-            unlock_unmapped(each, device=device)
+        unlock_unmapped(values, device=device)
+    assert lock_mapped(pinned, device=device) == address_of(pinned) + FOREIGN_OFFSET
+    unlock_unmapped(pinned, device=device)
+    assert pinning.regions(device) == []
     assert not device.count("data_lock")
 
 

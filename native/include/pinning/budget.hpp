@@ -103,13 +103,20 @@ class Budget {
 
   Figures figures() const noexcept { return {limit_, locked_, idle_, external_, idle_limit_}; }
 
-  /// Set the limits of locked and of idle bytes; idle regions beyond either are given back. What is locked beyond the
-  /// limit stays. If the vendor refuses to unlock, the next lock tries again.
-  void set(std::uint64_t limit, std::uint64_t idle_limit) {
-    limit_ = limit;
-    idle_limit_ = idle_limit;
+  /// Set the limits of locked and of idle bytes; nullopt leaves one as it is, since another thread may be setting it. Idle
+  /// regions beyond either are given back. What is locked beyond the limit stays. If the vendor refuses to unlock, the
+  /// next lock tries again.
+  void set(std::optional<std::uint64_t> limit, std::optional<std::uint64_t> idle_limit) {
+    if (limit) limit_ = *limit;
+    if (idle_limit) idle_limit_ = *idle_limit;
     show();
     give_back_excess();
+  }
+  /// Set the limit of locked bytes if it is still `before`; returns whether it was.
+  bool replace_limit(std::uint64_t before, std::uint64_t limit) {
+    if (!limit_.compare_exchange_strong(before, limit)) return false;
+    set(std::nullopt, std::nullopt);
+    return true;
   }
 
   /// Reserve `size` bytes for a lock, before the vendor call; if there is no room, idle regions are given back, longest

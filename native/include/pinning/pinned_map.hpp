@@ -133,6 +133,15 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
     return table_.find(ptr, look).has_value() ? serial : no_serial;
   }
+  /// The same, but only while it is half unlocked; 0 otherwise.
+  std::uint64_t half_unlocked_at(Address ptr) const noexcept {
+    std::uint64_t serial = no_serial;
+    auto const look = [&](Record const& record) {
+      bool const half = record.state.load(std::memory_order_acquire) == State::half_unlocked;
+      serial = half ? record.serial.load(std::memory_order_acquire) : no_serial;
+    };
+    return table_.find(ptr, look).has_value() ? serial : no_serial;
+  }
 
   /// Enter memory that its owner has pinned: lookups find it, and this map never unlocks it. It is not a lock, so no
   /// `unlock` removes it. Throws InvalidRange, or PartialOverlap if any of it is in the map.

@@ -446,8 +446,7 @@ pinning_map* Locks::opened(Device& device) {
   if (map_ != nullptr) return map_;
   context_.maps.push_back(map->map);
   Budget& budget = process_budget();
-  auto const [limit, locked, idle, external, idle_limit] = budget.figures();
-  budget.set(limit, std::max<std::uint64_t>(idle_limit, context_.policy.budget));
+  budget.set(std::nullopt, std::max<std::uint64_t>(budget.figures().idle_limit, context_.policy.budget));
   return map_ = map;
 }
 
