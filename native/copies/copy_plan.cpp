@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <pinning/copy_plan.hpp>
 #include <string>
 
@@ -102,6 +103,7 @@ PlannedCopy::~PlannedCopy() = default;
 
 void PlannedCopy::submit_all(VendorQueue& queue) {
   staged_.reserve(plan_.steps.size());
+  std::array<std::uint64_t, 3> moved{};  // by path; counted once all is submitted
   for (CopyStep const& step : plan_.steps) {
     CopyPath path = step.path;
     if (auto copy = staged(queue, step)) {
@@ -112,7 +114,10 @@ void PlannedCopy::submit_all(VendorQueue& queue) {
       path == CopyPath::direct ? copy_in_turns(queue, step) : queue.copy(step.dst, step.src, step.size);
     }
     any_submitted_ = true;
-    count_moved(path, step.size);
+    moved[static_cast<std::size_t>(path)] += step.size;
+  }
+  for (std::size_t path = 0; path < moved.size(); ++path) {
+    if (moved[path] != 0) count_moved(static_cast<CopyPath>(path), moved[path]);
   }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from pinning.copies.costs import costs
@@ -30,11 +31,17 @@ def bounce(
     back = queue if queue.device is to else default_queue(to)
     block = staging_of(origin).borrow(step.size, costs) or _Pageable(min(step.size, costs.ring_bytes))
     last: Event = queue.submit(None, wait_for)
-    for at in range(0, step.size, block.nbytes):
-        count = min(block.nbytes, step.size - at)
-        last = out.submit(copies_of(block.ptr, step.src + at, count), (last,), (block, *owners))
-        last = back.submit(copies_of(step.dst + at, block.ptr, count), (last,), (block, *owners))
-    return queue.submit(None, (last,), (), kind)
+    try:
+        for at in range(0, step.size, block.nbytes):
+            count = min(block.nbytes, step.size - at)
+            last = out.submit(copies_of(block.ptr, step.src + at, count), (last,), (block, *owners))
+            last = back.submit(copies_of(step.dst + at, block.ptr, count), (last,), (block, *owners))
+        return queue.submit(None, (last,), (), kind)
+    except Exception:  # nothing stays submitted; after Ctrl-C it goes on, and keeps the memory
+        for each in (out, back):
+            with suppress(Exception):  # the first error says more
+                each.synchronize()
+        raise
 
 
 def copies_of(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:

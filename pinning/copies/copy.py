@@ -78,9 +78,7 @@ def _copy_planned(
     copy.path, copy.reason = plan.path, plan.reason
     if work.reason_code is Reason.NO_ROOM:
         copy.path = work.path
-        refusal = staging_refusal(queue.device)
-        in_use = f"all {costs.staging_bytes} bytes for staging are in use, or the vendor refused them"
-        copy.reason += f", but {refusal or in_use}"
+        copy.reason += f", but {no_room(queue.device)}"
     return copy
 
 
@@ -97,6 +95,12 @@ def _within_reach(plan: Plan, to: End, origin: End, queue: Queue) -> Plan:
         for end in (to, origin):
             end.check_reach(queue)
     return plan
+
+
+def no_room(device: MemoryDevice) -> str:
+    """Why there was no memory to stage through."""
+    in_use = f"all {costs.staging_bytes} bytes for staging are in use, or the vendor refused them"
+    return staging_refusal(device) or in_use
 
 
 def staging_refusal(device: MemoryDevice) -> str | None:

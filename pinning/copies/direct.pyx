@@ -150,12 +150,9 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     if work is not None:
         check_mapped(to if to.device is None else origin, size)
     wait_for = events_of(wait_for)
-    cdef bint early = src_access_order == "any"
-    cdef bint written = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
-    cdef bint in_turn = written and submitter.reads_early()
+    early, in_turn = reading_of(origin, size, submitter, wait_for, src_access_order == "any")
     if work is not None and not in_turn and submitted_plain(copy, work, size, submitter, wait_for):
         return copy
-    early = early or not written and not submitter.is_shared()
     return copy_planned(to, origin, size, submitter, wait_for, early, in_turn)
 
 
@@ -234,18 +231,26 @@ cdef int check_reach(End to, End origin, Submitter queue) except -1:
     return 0
 
 
+cdef (bint, bint) reading_of(End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early) except *:
+    """`early` and `in_turn`, as for `RangeCopy`; given whether the caller lets the source be read at once."""
+    cdef bint written = not early and origin.device is None and submitter.is_to_be_written(origin.ptr, size, wait_for)
+    cdef bint in_turn = written and submitter.reads_early()
+    early = early or not written and not submitter.is_shared()
+    return early, in_turn
+
+
 cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early, bint waited):
     """Submit a copy over several links; None if it is to use only one."""
     cdef tuple ways = ways_of(submitter) if size >= links.DIVIDED_FROM else ()
     if not ways:
         return None
-    early = early or submitter.may_be_read(origin.ptr, size, wait_for)
+    early, in_turn = reading_of(origin, size, submitter, wait_for, early)
     cdef End host = to if to.device is None else origin
     copies = copy_in_rounds if waited else partial(copy_divided, ways=ways)
     cdef tuple used = (to.owner, origin.owner)
     begin_submission(used)
     try:
-        return resubmitted(lambda: copies(to, origin, size, submitter, wait_for, early), submitter.device,
+        return resubmitted(lambda: copies(to, origin, size, submitter, wait_for, early, in_turn), submitter.device,
                            lambda: (host.ptr, size))
     finally:
         end_submission(used)

@@ -287,15 +287,16 @@ cdef object sibling(object device, int index):
 
 
 cdef look_at_plugins():
-    global reports
+    global reports, devices_by_name, answering
     latest = plugins()
     if latest is reports:
         return
-    devices_by_name.clear()
-    answering.clear()
+    cdef dict by_name = {}
+    cdef list first_ones = []
     for report in latest:
         with_memory = [device for device in report.devices if isinstance(device, MemoryDevice)]
-        answering.extend(with_memory[:1])
+        first_ones.extend(with_memory[:1])
         for device in with_memory:
-            devices_by_name[device.vendor, device.index] = device
-    reports = latest
+            by_name[device.vendor, device.index] = device
+    old = devices_by_name, answering, reports  # released last, so that no other thread runs between the stores
+    devices_by_name, answering, reports = by_name, first_ones, latest

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from pinning.copies.bounce import copies_of
-from pinning.copies.copy import plan_copy
+from pinning.copies.copy import no_room, plan_copy
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
 from pinning.copies.plan import CopyPath, Plan, Reason, Step, slowest
-from pinning.copies.work import Copy, count_by_peers, count_moved, submit_native
+from pinning.copies.work import Copy, RangeCopy, count_by_peers, count_moved, submit_native
 from pinning.errors import PinningError, VendorError
 from pinning.machine.topology import rate_of
 from pinning.memory.pool import QuietPool
@@ -104,9 +104,9 @@ class Divisible(Protocol[_C]):
 class Memory:
     """A copy of memory as it is planned now: the `Divisible` of all but files."""
 
-    def __init__(self, to: End, origin: End, size: int, queue: Queue, early: bool) -> None:
-        self._device, self._early = queue.device, early
-        self._work = plan_copy(to, origin, size, queue, early)  # holds the locks of all locked memory
+    def __init__(self, to: End, origin: End, size: int, queue: Queue, early: bool, in_turn: bool) -> None:
+        self._device, self._early, self._in_turn = queue.device, early, in_turn
+        self._work = plan_copy(to, origin, size, queue, early, in_turn)  # holds the locks of all locked memory
         plan = self._work.plan()
         self.path: CopyPath = plan.path
         self.reason: str = plan.reason
@@ -125,11 +125,17 @@ class Memory:
             return queue.submit(copies_of(dst, src, size), waits)
         to = End(dst, size, queue.device if self.to_device else None, False, None)
         origin = End(src, size, None if self.to_device else queue.device, False, None)
-        return submit_native(queue, plan_copy(to, origin, size, queue, self._early), waits)
+        return self._submit(queue, plan_copy(to, origin, size, queue, self._early, self._in_turn), waits)
 
     def submit_all(self, queue: Queue, waits: Iterable[Event]) -> Copy:
-        copy = submit_native(queue, self._work, waits)
+        copy = self._submit(queue, self._work, waits)
         copy.path, copy.reason = self.path, self.reason
+        return copy
+
+    def _submit(self, queue: Queue, work: RangeCopy, waits: Iterable[Event]) -> Copy:
+        copy = submit_native(queue, work, waits)
+        if work.reason_code is Reason.NO_ROOM and self.path is not work.path:
+            self.path, self.reason = work.path, f"{self.reason}, but {no_room(queue.device)}"
         return copy
 
     def make_event(self) -> Copy:
@@ -259,10 +265,17 @@ def divided(
 
 
 def copy_divided(
-    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, ways: tuple[Way, ...]
+    to: End,
+    origin: End,
+    size: int,
+    queue: Queue,
+    wait_for: Iterable[Event],
+    early: bool,
+    in_turn: bool,
+    ways: tuple[Way, ...],
 ) -> Copy | None:
     """Submit a copy of memory over several links; None if it uses only one."""
-    return divided(Memory(to, origin, size, queue, early), size, queue, wait_for, ways)
+    return divided(Memory(to, origin, size, queue, early, in_turn), size, queue, wait_for, ways)
 
 
 class Rounds:
@@ -317,15 +330,22 @@ class Rounds:
         self._under_way.popleft()
 
 
-def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool) -> Copy:
-    """Copy memory in rounds, and wait for them."""
+def copy_in_rounds(
+    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, in_turn: bool
+) -> Copy:
+    """Copy memory in rounds, and wait for them. After Ctrl-C, rounds under way go on and keep the memory."""
 
     def part(at: int, count: int) -> Memory:
-        return Memory(_part(to, at, count), _part(origin, at, count), count, queue, early)
+        return Memory(_part(to, at, count), _part(origin, at, count), count, queue, early, in_turn)
 
     rounds = Rounds(queue)
-    rounds.add(part, size, wait_for)
-    rounds.finish()
+    try:
+        rounds.add(part, size, wait_for)
+        rounds.finish()
+    except Exception:  # nothing stays submitted
+        with suppress(Exception):  # the first error says more
+            queue.synchronize()
+        raise
     copy = queue.submit(None, (), (), Copy)
     rounds.describe(copy)
     return copy
@@ -380,7 +400,7 @@ def _borders(size: int, device: MemoryDevice, ways: tuple[Way, ...]) -> list[int
 
 
 def _part(end: End, at: int, size: int) -> End:
-    return End(end.ptr + at, size, end.device, end.read_only, None)
+    return End(end.ptr + at, size, end.device, end.read_only, end.owner)
 
 
 def _name(device: object) -> object:

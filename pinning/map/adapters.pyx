@@ -13,14 +13,15 @@ from pinning.map.native cimport add_registrar as add_native_registrar
 from pinning.map.native cimport device_calls, object_of_event
 from pinning.plugin.native cimport NativeDevice, wrap_event, wrap_queue
 
-from weakref import WeakKeyDictionary
+from functools import partial
+from weakref import ref
 
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin.memory import MemoryKind
 from pinning.runtime.per_device import PerDevice
 
 cdef tuple KINDS = tuple(MemoryKind)
-_queues = WeakKeyDictionary()  # the adapters of queues that are not native
+cdef dict _queues = {}  # of queues that are not native, by id: a weak reference that removes the entry, and the adapter
 
 
 @cython.final
@@ -69,8 +70,12 @@ def synchronize_in_background(device: object) -> None:
 cdef NativeQueue native_queue(object queue):
     if isinstance(queue, NativeQueue):
         return queue
-    adapter = _queues.get(queue)
-    return _queues.setdefault(queue, wrap_queue(new PythonQueue(<PyObject*>queue))) if adapter is None else adapter
+    key = id(queue)  # queues may compare equal, or not be hashable
+    known = _queues.get(key)
+    if known is None:
+        adapter = wrap_queue(new PythonQueue(<PyObject*>queue))
+        known = _queues.setdefault(key, (ref(queue, partial(_queues.pop, key)), adapter))  # the reference: its default
+    return known[1]
 
 
 cdef object event_object(const shared_ptr[VendorEvent]& event):

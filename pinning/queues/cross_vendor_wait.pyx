@@ -62,16 +62,22 @@ cdef Work cross_vendor_wait(Event event, object device):
     cdef CEvents after
     cdef CEvent native = event.native  # another thread may resolve it, and forget its place, while the GIL is released
     cdef Signal signal = Signal(event.queue.device)
-    try:
-        after.push_back(&native)
-        helper_of(event.queue.device).put(Event.__new__(Event), signal, after, ())
-    except Exception:
+    cdef Lane helper
+    after.push_back(&native)
+    while True:
+        helper = None
         try:
-            if event.done():
+            helper = helper_of(event.queue.device)
+            helper.put(Event.__new__(Event), signal, after, ())
+            break
+        except Exception:
+            try:
+                if event.done():
+                    return None
+            except Exception:  # the event failed, so it is over; a wait for it reports the error
                 return None
-        except Exception:  # the event failed, so it is over; a wait for it reports the error
-            return None
-        raise
+            if helper is None or not helper.closed:  # closed: by `close_idle_helpers` meanwhile
+                raise
     return CrossVendorWait(device, signal)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self, TypeVar
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 from pinning.errors import ArgumentError, InvalidRangeError, PinningError
 from pinning.locking import devices
@@ -75,7 +76,7 @@ class Queue(Submitter):
     """
 
     _pools: ClassVar[Pools]  # set by pinning.memory, which imports this package and not the reverse
-    _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
+    _adopted: ClassVar[dict[tuple[int, int, int], ref[Queue]]] = {}  # by id of the device, handle and `_thread_of`
     _given_away = 0  # the handle, once it was given to others
     _links: Chosen | None = None
 
@@ -97,7 +98,8 @@ class Queue(Submitter):
         ----------
         stream : object or int
             Anything with ``__cuda_stream__``, which is kept alive; or the vendor's handle, such as a cudaStream_t,
-            which the caller keeps valid. The same object gives the same queue as long as that is in use.
+            which the caller keeps valid. The same object gives the same queue as long as that is in use; each thread
+            has its own for the per-thread default stream.
         device : MemoryDevice or str, optional
             The device of the stream; the default device when None.
 
@@ -117,10 +119,15 @@ class Queue(Submitter):
                 raise InvalidRangeError(f"{handle:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
             return cls._over(owner, owner.adopt_queue(handle), None)
         handle = _handle_of(stream)
-        queue = cls._adopted.get((id(owner), handle))
-        if queue is None or not queue.usable:
-            queue = cls._adopted[id(owner), handle] = cls._over(owner, owner.adopt_queue(handle), stream)
-        return queue
+        key = id(owner), handle, _thread_of(owner, handle)
+        while True:
+            known = cls._adopted.get(key)
+            queue = None if known is None else known()
+            if queue is not None and queue.usable:
+                return queue
+            queue = cls._over(owner, owner.adopt_queue(handle), stream)
+            if replace(cls._adopted, key, known, ref(queue, partial(_forget_adopted, key))):
+                return queue
 
     @classmethod
     def _over(cls, device: MemoryDevice, vendor: VendorQueue, stream: object) -> Queue:
@@ -269,7 +276,8 @@ class Queue(Submitter):
             Work failed, and no event reports it. Or the vendor refused to take the queue back; then it is still open,
             unless the vendor refuses everything, because the device is lost.
         """
-        adopted = self._adopted.get((id(self.device), self._given_away)) if self._given_away else None
+        known = self._adopted.get((id(self.device), self._given_away, 0)) if self._given_away else None
+        adopted = None if known is None else known()
         try:
             if adopted is not None and adopted is not self:
                 adopted.close()
@@ -284,6 +292,7 @@ class Queue(Submitter):
         return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
 
 
+_OF_EACH_THREAD = 2  # CU_STREAM_PER_THREAD, hipStreamPerThread
 _DEFAULT = "default queue"  # the key in a device's slots
 default_queues: dict[int, ref[Queue]] = {}  # default queues by id of the device, for Cython code
 
@@ -341,3 +350,13 @@ def _handle_of(stream: object) -> int:
     if version != 0:
         raise PinningError(f"{stream!r} has version {version} of __cuda_stream__; only version 0 is supported")
     return int(handle)
+
+
+def _forget_adopted(key: tuple[int, int, int], gone: ref[Queue]) -> None:
+    if Queue._adopted.get(key) is gone:  # else another queue has taken its place
+        del Queue._adopted[key]
+
+
+def _thread_of(device: MemoryDevice, handle: int) -> int:
+    """The thread whose stream it is, if each thread has one with this handle; else 0."""
+    return get_ident() if handle == _OF_EACH_THREAD and device.vendor in ("cuda", "hip") else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -18,16 +19,17 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import WAIT, in_threads
+from fake_device import WAIT, Background, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue
 from limits import needs_room_to_lock
 from noise import noise
-from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
+from pinning import InvalidRangeError, MemoryConnection, MemoryKind, StillInUseError, VendorError
 from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
-from pinning.copies import CopyPath, Reason, costs, trim_staging
+from pinning.copies import CopyPath, Reason, costs, links, trim_staging
 from pinning.plugin import LockLimit, VendorQueue
 from pinning.queues import pending
+from small_links import shrink
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 5
@@ -57,6 +59,17 @@ def run(device: FakeMemoryDevice, over: Callable[[], bool]) -> None:
         if not device.release():
             time.sleep(0.001)
         assert time.monotonic() < end, "the copy does not end"
+
+
+def let_go(*devices: FakeMemoryDevice, after: float = 0.0) -> None:
+    """Have devices whose queues wait for each other do all their work."""
+    time.sleep(after)
+    for device in devices:
+        device.let_go()
+    while any(queue.pending() for device in devices for queue in device.queues):
+        for device in devices:
+            device.release_unheld()
+        time.sleep(0.001)
 
 
 # ---- paths ----
@@ -113,7 +126,7 @@ def test_ctrl_c_once_the_vendor_has_submitted_keeps_what_is_used(
             pinning.fill_async(there, 1, queue=queue) if method == "fill" else pinning.copy_async(
                 there, noise(4096), queue=queue
             )
-        with pytest.raises(pinning.StillInUseError):
+        with pytest.raises(StillInUseError):
             there.free()
         device.let_go()
         queue.synchronize()
@@ -341,6 +354,84 @@ def test_what_fails_later_on_a_peer_and_whatever_is_refused_after_that_is_copied
             if over:
                 break
     assert refused > 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, VendorError("fakeWait", 1, "FAKE_FAILURE")])
+def test_what_ends_a_wait_for_rounds_leaves_their_memory_alone(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | BaseException
+) -> None:
+    shrink(monkeypatch.setattr)
+    device.held, peer = True, LinkedDevice("fake:1", held=True)
+    peer.connections[device] = MemoryConnection.UNIFIED
+    queue = pinning.Queue(device, links=[peer])
+    there, kept = pinning.alloc(8 * MIB, device=device), numpy.zeros(8 * MIB, numpy.uint8)
+    array = kept[:]
+    alive = weakref.ref(array)
+
+    def wait(self: object) -> None:
+        if error is not KeyboardInterrupt:
+            Background(lambda: let_go(device, peer, after=0.1))
+        raise error
+
+    def copy(into: numpy.ndarray) -> None:
+        with suppress(KeyboardInterrupt, VendorError):
+            pinning.copy(into, there, queue=queue)
+
+    monkeypatch.setattr(links.Rounds, "finish", wait)
+    copy(array)
+    pending_steps = [step for each in device.queues + peer.queues for step in each.pending()]
+    del array
+    gc.collect()
+    if error is KeyboardInterrupt:
+        assert pending_steps and alive() is not None
+        with pytest.raises(StillInUseError):
+            there.free()
+    else:
+        assert not pending_steps, "nothing stays submitted"
+    let_go(device, peer)
+    queue.close()
+    there.free()
+    assert eventually(lambda: pending.is_idle(peer))
+    trim_staging()
+
+
+def test_a_copy_through_the_host_that_is_refused_midway_is_over(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FakeMemoryDevice("fake:1", held=True)
+    copy, calls = FakeQueue.copy, itertools.count()
+
+    def refuse_second(self: FakeQueue, dst: int, src: int, size: int) -> None:
+        if self.device is device and next(calls) == 1:
+            Background(lambda: let_go(device, other, after=0.1))
+            raise VendorError("fakeCopy", 1, "FAKE_FAILURE")
+        copy(self, dst, src, size)
+
+    monkeypatch.setattr(FakeQueue, "copy", refuse_second)
+    with pinning.alloc(3 * SIZE, device=other) as there, pinning.alloc(3 * SIZE, device=device) as here:
+        with pytest.raises(VendorError, match="fakeCopy"):
+            pinning.copy_async(here, there, queue=queue)
+        assert [each.pending() for each in device.queues + other.queues if each.pending()] == []
+
+
+def test_bytes_of_a_refused_copy_are_not_counted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, copy = noise(1000), FakeQueue.copy
+
+    def refuse_second(self: FakeQueue, dst: int, src: int, size: int) -> None:
+        if size == 400:
+            raise VendorError("fakeCopy", 1, "FAKE_FAILURE")
+        copy(self, dst, src, size)
+
+    with pinning.alloc(1000, device=device) as there, pinning.locked(array[:600], device=device):
+        before = moved()
+        with monkeypatch.context() as patched, pytest.raises(VendorError, match="fakeCopy"):
+            patched.setattr(FakeQueue, "copy", refuse_second)
+            pinning.copy_async(there, array, queue=queue)
+        assert moved() == before
+        pinning.copy(there, array, queue=queue)
+        assert moved() == {**before, CopyPath.DIRECT: before["direct"] + 600, CopyPath.PLAIN: before["plain"] + 400}
 
 
 def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pinning.Queue) -> None:

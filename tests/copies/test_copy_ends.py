@@ -20,18 +20,67 @@ import pytest
 
 import pinning
 from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
-from fake_device import FOREIGN_OFFSET, Background
+from fake_device import FOREIGN_OFFSET, WAIT, Background, Gate
 from fake_memory import FakeMemoryDevice, FakeQueue
 from mapped_memory import PAGE, Memory
 from noise import noise
 from pinning import ArgumentError, InvalidRangeError, MemoryKind, PartialOverlapError
 from pinning.copies import Reason, costs
+from pinning.copies.ends import end_of
 
 SIZE = 1000
 
 
 def bytes_at(ptr: int, size: int) -> bytes:
     return ctypes.string_at(ptr, size)
+
+
+def test_all_devices_are_found_while_threads_look_at_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads look, each stopped at another device; then one of them is done."""
+
+    class Stopping(FakeMemoryDevice):
+        @property
+        def vendor(self) -> str:
+            gate = gates.get((threading.current_thread(), self.name))
+            if gate is not None and not gate.reached.is_set():
+                gate.reached.set()
+                assert gate.opened.wait(WAIT)
+            return super().vendor
+
+    gates: dict[tuple[threading.Thread, str], Gate] = {}
+    found = sys.modules["pinning.locking.devices"]
+    made = [Stopping("aaa:0", held=False), Stopping("bbb:0", held=False)]
+    for device in made:
+        report = SimpleNamespace(name=device.vendor, plugin=None, devices=(device,), problem=None)
+        monkeypatch.setitem(found.loaded, device.vendor, [report])  # type: ignore[attr-defined]
+    pinning.plugins.cache_clear()
+    pinning.plugins()
+    start, memory = threading.Event(), [device.allocate(SIZE) for device in made]
+
+    def look() -> list[object]:
+        interface = {"shape": (SIZE,), "typestr": "|u1", "version": 3}
+        arrays = [SimpleNamespace(__cuda_array_interface__={**interface, "data": (ptr, False)}) for ptr in memory]
+        return [end_of(array).device for array in arrays]
+
+    try:
+        threads = []
+        for device in reversed(made):
+            thread = Background(lambda: start.wait(WAIT) and look())
+            gate = gates[thread, device.name] = Gate()
+            start.set()
+            assert gate.reached.wait(WAIT)
+            start.clear()
+            threads.append(thread)
+        gates[threads[0], "bbb:0"].open()
+        assert threads[0].result() == made
+        assert look() == made
+        gates[threads[1], "aaa:0"].open()
+        assert threads[1].result() == made
+    finally:
+        for device, ptr in zip(made, memory, strict=True):
+            device.free(ptr, MemoryKind.DEVICE)
+        monkeypatch.undo()
+        pinning.plugins.cache_clear()
 
 
 # ---- DLPack's C exchange API ----

@@ -84,6 +84,15 @@ def test_a_registrar_that_does_not_give_back(on: PinnedMap, device: FakeDevice) 
     assert (book.known, device.locked) == ({}, {})
 
 
+@pytest.mark.parametrize("handle", [(1, 2), (7,), ()])
+def test_a_handle_may_be_a_tuple(on: PinnedMap, handle: tuple[int, ...]) -> None:
+    given_back: list[object] = []
+    on.add_registrar(lambda ptr, size: handle, given_back.append)
+    on.lock(BASE, 1000)
+    on.unlock(BASE)
+    assert given_back == [handle]
+
+
 def test_a_refused_lock_that_the_vendor_does_not_undo_is_undone_later(on: PinnedMap, device: FakeDevice) -> None:
     book = Book()
     book.refuse_after = 0

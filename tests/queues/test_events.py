@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fake_device import WAIT, Background
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue
 
@@ -225,6 +225,31 @@ def test_time(device: FakeMemoryDevice) -> None:
         device.let_go()
         assert end.elapsed(start) == 6.0, "five and the record: one second a step"
         assert start.elapsed(end) == -6.0
+
+
+def test_a_vendors_event_may_be_a_tuple(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pair(tuple[Any, ...]):
+        def done(self) -> bool:
+            return bool(self[0].done())
+
+        def wait(self) -> None:
+            self[0].wait()
+
+        def seconds_since(self, earlier: Pair) -> float:
+            return float(self[0].seconds_since(earlier[0]))
+
+    record, wait = FakeQueue.record, FakeQueue.wait
+    monkeypatch.setattr(FakeQueue, "record", lambda self: Pair((record(self), 1)))
+    monkeypatch.setattr(FakeQueue, "wait", lambda self, event: wait(self, event[0]))
+    with Queue(device) as queue, Queue(device) as other:
+        first = queue.record()
+        queue.submit(work)
+        second = queue.record()
+        other.wait_for(second)
+        device.let_go()
+        other.synchronize()
+        assert second.elapsed(first) > 0
+    del first, second
 
 
 def test_the_time_of_a_record_is_that_of_its_call(device: FakeMemoryDevice) -> None:

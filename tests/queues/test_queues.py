@@ -321,6 +321,55 @@ def test_adopted_queues_record_at_once_and_stay_open(device: FakeMemoryDevice) -
     theirs.close()
 
 
+def test_threads_that_adopt_a_stream_at_once_get_the_same_queue() -> None:
+    class Slow(FakeMemoryDevice):
+        def adopt_queue(self, handle: int) -> FakeQueue:
+            together.wait(60)
+            return super().adopt_queue(handle)
+
+    together = threading.Barrier(3)
+    device = Slow()
+    theirs = device.make_queue()
+    stream = Stream(theirs.handle)
+    queues = in_threads(lambda each: Queue.adopt(each, device), [stream] * 3)
+    assert queues[0] is queues[1] is queues[2] is Queue.adopt(stream, device)
+    theirs.close()
+
+
+def test_the_stream_of_each_thread_has_a_queue_of_its_own() -> None:
+    device = FakeMemoryDevice("cuda:0")
+    theirs = device.make_queue()
+    theirs.handle = 2
+    queue = Queue.adopt(Stream(2), device)
+    assert Queue.adopt(Stream(2), device) is queue
+    assert in_threads(lambda each: Queue.adopt(each, device), [Stream(2)])[0] is not queue
+    theirs.close()
+
+
+@pytest.mark.parametrize("hashable", [True, False])
+def test_queues_of_a_vendor_may_compare_equal(device: FakeMemoryDevice, hashable: bool) -> None:
+    class Equal(FakeQueue):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        __hash__ = (lambda self: 1) if hashable else None  # type: ignore[assignment]
+
+        def fill(self, ptr: int, value: bytes, count: int) -> None:
+            filling.append(self)
+            super().fill(ptr, value, count)
+
+    filling: list[Equal] = []
+    theirs = device.make_queue()
+    theirs.held = False
+    vendors = [Equal(device, False, shared=theirs) for _ in range(2)]
+    with pinning.alloc(100, device=device) as memory, ExitStack() as stack:
+        for vendor in vendors:
+            queue = stack.enter_context(Queue._over(device, vendor, None))
+            pinning.fill(memory, 1, queue=queue)
+    assert [id(each) for each in filling] == [id(each) for each in vendors]
+    theirs.close()
+
+
 def test_an_adopted_stream_is_kept_until_its_work_is_over(device: FakeMemoryDevice) -> None:
     theirs = device.make_queue()
     stream = Stream(theirs.handle)

@@ -85,7 +85,7 @@ class PythonEvent : public VendorEvent {
   double seconds_since(VendorEvent& earlier) override {
     Gil const gil;
     PyObject* const other = event_cast<PythonEvent>(earlier, "a Python device").event_;
-    PyObject* const answer = PyObject_CallMethod(event_, "seconds_since", "O", other);
+    PyObject* const answer = PyObject_CallMethod(event_, "seconds_since", "(O)", other);
     if (answer == nullptr) throw_raised();
     double const seconds = PyFloat_AsDouble(answer);
     Py_DECREF(answer);
@@ -141,7 +141,7 @@ class PythonQueue : public VendorQueue {
   }
   void wait(VendorEvent& event) override {
     Gil const gil;
-    drop(PyObject_CallMethod(queue_, "wait", "O", event_cast<PythonEvent>(event, "a Python queue").object()));
+    drop(PyObject_CallMethod(queue_, "wait", "(O)", event_cast<PythonEvent>(event, "a Python queue").object()));
   }
   bool done() override {
     Gil const gil;

@@ -249,6 +249,27 @@ def test_it_comes_after_what_was_before_it_and_before_what_comes_after() -> None
         lock.unlock()
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_pageable_memory_is_read_in_turn_though_nothing_can_be_staged(
+    monkeypatch: pytest.MonkeyPatch, waited: bool
+) -> None:
+    monkeypatch.setattr(costs, "staging_bytes", 0)
+    source, back = numpy.zeros(64 * MIB, numpy.uint8), numpy.zeros(64 * MIB, numpy.uint8)
+
+    def write() -> None:
+        time.sleep(0.1)
+        source[:] = 9
+
+    with pinning.Queue("cuda:0", links=["cuda:1"]) as queue, pinning.alloc(source.nbytes, device="cuda:0") as there:
+        queue.call(write)
+        copy = (pinning.copy if waited else pinning.copy_async)(there, source, queue=queue)
+        assert copy.path is CopyPath.PLAIN
+        assert "all 0 bytes for staging are in use" in copy.reason and "plain over 2 links" in copy.reason
+        queue.links = "own"
+        pinning.copy(back, there, queue=queue)
+    assert (back == 9).all()
+
+
 def test_a_peer_with_work_of_its_own_is_let_alone() -> None:
     own = pinning.alloc(4096, device="cuda:1")
     queue = pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"])
