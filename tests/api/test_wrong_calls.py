@@ -234,7 +234,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: of_allocation(pinning.unlock), NotLockedError, "by its owner, an arena, an allocation"),
     (lambda: of_allocation(pinning.pinned_map("host").unlock), NotLockedError, "by its owner, an arena, an allocation"),
     (
-        lambda: of_allocation(lambda ptr: pinning.lock((ptr + 50, 100))),
+        lambda: of_allocation(lambda ptr: pinning.lock((ptr + 50, 100), device="host")),
         InvalidRangeError,
         "its owner, an arena, an alloc.*: close, free",
     ),
