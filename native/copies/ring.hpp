@@ -124,9 +124,9 @@ struct Transfer {
   }
 
   /// How much of `size` bytes at `at` one thread moves in a turn. What it populates ends where a huge page does, so that
-  /// no other thread populates the rest of it.
+  /// no other thread populates the rest of it, unless one thread is to move all.
   std::uint64_t slice_at(std::uint64_t at, std::uint64_t size) const noexcept {
-    if (!faults || way == Way::fresh) return std::min(slice, size);
+    if (!faults || way == Way::fresh || slice >= this->size()) return std::min(slice, size);
     std::uint64_t const begun = ranges.size() == 2 ? (ranges[0].host + at) % huge_page : 0;
     return std::min(huge_page - begun, size);
   }
