@@ -305,6 +305,8 @@ def test_a_queue_moves_no_memory_of_another_vendors_device() -> None:
         with pytest.raises(PinningError, match="cannot copy or fill memory of other:0"):
             pinning.copy_batch([here, there], [array, array], queue=queue)
         with pytest.raises(PinningError, match="cannot copy or fill memory of other:0"):
+            pinning.copy_batch([array, here], [here, there], queue=queue)
+        with pytest.raises(PinningError, match="cannot copy or fill memory of other:0"):
             pinning.copy_blocks_async(here, [0, 1], there, [1, 0], SIZE // 2, queue=queue)
         pinning.copy_batch([here, here], [array, in_host], queue=queue)
         for call in (

@@ -7,12 +7,15 @@ import ctypes
 import gc
 import itertools
 import os
+import re
+import signal
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import numpy
 import pytest
@@ -29,6 +32,7 @@ from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, Reason, costs, links, trim_staging
 from pinning.plugin import LockLimit, VendorQueue
 from pinning.queues import pending
+from pinning.queues.staging import staging_of
 from small_links import shrink
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -150,6 +154,32 @@ def test_a_source_that_work_writes_in_the_middle_of_which_more_was_submitted() -
         pinning.copy_async(there, source, queue=queue)
         pinning.copy(result, there, queue=queue)
     assert (result == written).all()
+
+
+def test_threads_that_copy_take_no_signals() -> None:
+    pinning.copy(numpy.zeros(SIZE, "u1"), noise(SIZE), queue=pinning.queues.default_queue("host"))
+    blocked = {}
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "pinning copies\n":
+            (mask,) = re.findall(r"^SigBlk:\s*(\w+)$", (task / "status").read_text(), re.MULTILINE)
+            blocked[task.name] = int(mask, 16)
+    assert blocked
+    for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD):
+        assert all(mask & 1 << (number - 1) for mask in blocked.values()), number
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_ring_that_one_device_does_not_free_keeps_no_other(refusing: int) -> None:
+    devices = [FakeMemoryDevice(f"fake:{i}", held=False) for i in range(2)]
+    for device in devices:
+        with pinning.alloc(SIZE, device=device) as there, pinning.Queue(device) as queue:
+            assert pinning.copy(there, noise(SIZE), queue=queue).path == "staged"
+    devices[refusing].fail_call()
+    with pytest.raises(VendorError):
+        trim_staging()
+    assert [staging_of(device).empty for device in devices] == [refusing == 1, refusing == 0]
+    trim_staging()
+    assert all(staging_of(device).empty for device in devices)
 
 
 def test_a_limit_without_room_for_staging(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
