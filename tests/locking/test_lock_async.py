@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import pinning
+from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, WAIT, Background, FakeDevice
 from folders import SUPPORT
 from pinning import (
@@ -428,3 +429,24 @@ def test_a_program_may_end_with_one_pending() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "left 0 True\n"), done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("in_child", [False, True])
+def test_locks_are_taken_in_the_order_of_the_calls(buffer: np.ndarray, in_child: bool) -> None:
+    def take_two() -> None:
+        device, other = FakeDevice(), np.ones(SIZE, np.uint8)
+        with device.stopping("data_lock", start(buffer)) as gate:
+            first = pinning.lock_async(buffer, device=device)
+            second = pinning.lock_async(other, device=device)
+            assert gate.reached.wait(WAIT)
+            time.sleep(0.05)  # time for the second, which must not be taken
+            assert device.count("data_lock") == 1
+            gate.open()
+            second.wait()
+            assert first.done()
+        for pending in (first, second):
+            pending.cancel()
+
+    take_two()
+    if in_child:
+        run_in_child(take_two)
