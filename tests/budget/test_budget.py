@@ -464,6 +464,14 @@ def test_a_lock_without_room_asks_once_for_what_the_vendor_keeps(device: FakeDev
     pinning.lock(arrays[1], device=device).unlock()
 
 
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_a_buffer_as_large_as_the_cache(device: FakeDevice, spare: int) -> None:
+    pinning.budget(idle=SIZE + spare)
+    array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device=device).unlock()
+    assert pinning.budget().idle == (0 if spare else SIZE)
+
+
 @pytest.mark.parametrize("limit", ["idle", "all"])
 def test_a_lower_limit_though_the_vendor_refuses_to_give_one_back(device: FakeDevice, limit: str) -> None:
     fixed = used()

@@ -193,6 +193,9 @@ def test_a_failure_leaves_the_old_file(
         else:
             pinning.save_file({"a": noise(100)}, tmp_path / "a", fsync=True)
     assert caught.value.filename == str(tmp_path / "a")
+    gc.collect()
+    files = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert not [each for each in files if each.startswith(str(tmp_path))], "it is closed, and so is its folder"
     assert (tmp_path / "a").read_bytes() == b"as it was"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 

@@ -809,3 +809,13 @@ def test_a_copy_of_a_device_has_a_map_of_its_own(copied: Callable[[Any], Any]) -
     assert pinning.pinned_map(other) is not on
     assert list(pinning.pinned_map(other)) == []
     on.unlock(0x1000)
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_context_closes_after_a_refused_allocation(kind: str) -> None:
+    device = FakeMemoryDevice()
+    context = Context(device)
+    device.fail_call()
+    with pytest.raises(VendorError):
+        context.alloc(4096, kind)
+    context.close()

@@ -440,6 +440,27 @@ def test_the_child_of_a_fork(device: FakeMemoryDevice) -> None:
     queue.close()
 
 
+def test_what_a_refused_submission_keeps_can_be_freed_after_it() -> None:
+    with Queue(HOST) as queue, pinning.alloc(4096, device="host") as memory:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                queue.submit(lambda _: 1 / 0, keep=(memory,))
+        queue.synchronize()
+        memory.free()
+
+
+def test_a_child_has_default_queues_of_its_own() -> None:
+    array, there = bytearray(b"abc"), bytearray(3)
+    pinning.copy(there, array)
+
+    def child() -> None:
+        pinning.copy(there, b"def")
+        assert there == b"def"
+
+    run_in_child(child)
+    assert there == b"abc"
+
+
 def test_the_child_drops_the_parents_queues_in_silence() -> None:
     device = FakeMemoryDevice()
     queues = [Queue(device)]
