@@ -23,7 +23,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Pages:
-    """New private memory, whose contents reveal any shift.
+    """New private memory, whose contents reveal any shift; `apart` from where the kernel maps anything by itself.
 
     Attributes
     ----------
@@ -31,11 +31,11 @@ class Pages:
         Address, and size in bytes. One more page on either side is mapped too.
     """
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, apart: bool = False) -> None:
         self.size: int = pages * PAGE
         whole = self.size + 2 * PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        start = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        start = _libc.mmap(1 << 36 if apart else None, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
         self.ptr: int = start + PAGE
         self.contents: bytes = b"".join(_CYCLES[page * (PAGE + 1) % 251 :][:PAGE] for page in range(pages))

@@ -103,7 +103,7 @@ def test_rows_fills_and_functions(queue: pinning.Queue, memories: MemoryDevice) 
 @pytest.mark.parametrize("call", ["copy", "rows", "batch", "blocks"])
 def test_host_memory_that_has_gone(queue: pinning.Queue, memories: MemoryDevice, call: str, to_device: bool) -> None:
     """Refused before anything is copied: a driver would end the process, or read what lies there by then."""
-    pages, size = Pages(2), 2 * PAGE
+    pages, size = Pages(2, apart=True), 2 * PAGE
     pages.unmap(1)
     with pinning.alloc(size, device=memories) as there:
         pinning.fill(there, 5, queue=queue)
