@@ -19,7 +19,7 @@ from fake_device import WAIT, Background
 from fake_memory import FakeEvent, FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.conformance.faults import eventually
-from pinning.queues import Event, Queue
+from pinning.queues import Event, Queue, default_queue
 from pinning.queues.queue import Order
 from queue_work import Thing, program, work
 
@@ -451,10 +451,10 @@ def test_what_a_refused_submission_keeps_can_be_freed_after_it() -> None:
 
 def test_a_child_has_default_queues_of_its_own() -> None:
     array, there = bytearray(b"abc"), bytearray(3)
-    pinning.copy(there, array)
+    pinning.copy(there, array, queue=default_queue(HOST))
 
     def child() -> None:
-        pinning.copy(there, b"def")
+        pinning.copy(there, b"def", queue=default_queue(HOST))
         assert there == b"def"
 
     run_in_child(child)
