@@ -52,6 +52,9 @@ cdef class PinnedMap:
     cdef CHold hold_range(
         self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
     ) except *
+    cdef CHold hold_listed(
+        self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
+    ) except *
     cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 

@@ -328,33 +328,39 @@ cdef class PinnedMap:
     cdef CHold hold_range(
         self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
     ) except *:
-        cdef CPinnedMap* map = self.map
-        cdef CHold hold
         self.check_open()
         options.locker = self.locker()
-        entry = (<uint64_t>map, get_ident(), ptr, size)
+        entry = (<uint64_t>self.map, get_ident(), ptr, size)
         _being_locked.append(entry)
         try:
-            try:
-                with nogil:
-                    if pieces is NULL:
-                        hold = map.lock(ptr, size, options, piece)
-                    else:
-                        hold = map.lock(ptr, size, options, dereference(pieces))
-            finally:
-                unlock_orphans()
-            try:
-                self.check_open()  # `close` may have missed this lock
-                PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
-            except BaseException:
-                with suppress(Exception):  # then it stays locked, for `unlock`
-                    with nogil:
-                        map.unlock(hold, False)
-                unlock_orphans()
-                raise
+            return self.hold_listed(ptr, size, options, piece, pieces)
         finally:
             if entry in _being_locked:  # not in a forked child
                 _being_locked.remove(entry)  # last: from here to `own` no other thread runs
+
+    cdef CHold hold_listed(
+        self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
+    ) except *:
+        """`hold_range`, whose range `is_being_locked` meanwhile."""
+        cdef CPinnedMap* map = self.map
+        cdef CHold hold
+        try:
+            with nogil:
+                if pieces is NULL:
+                    hold = map.lock(ptr, size, options, piece)
+                else:
+                    hold = map.lock(ptr, size, options, dereference(pieces))
+        finally:
+            unlock_orphans()
+        try:
+            self.check_open()  # `close` may have missed this lock
+            PyErr_CheckSignals()  # after Ctrl-C the caller does not get it
+        except BaseException:
+            with suppress(Exception):  # then it stays locked, for `unlock`
+                with nogil:
+                    map.unlock(hold, False)
+            unlock_orphans()
+            raise
         return hold
 
     cdef bint is_being_locked(self, uint64_t ptr) except -1:
