@@ -18,7 +18,7 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 from folders import SUPPORT
 from leaving import (
     LARGE,
@@ -27,6 +27,7 @@ from leaving import (
     libc,
     mapped_anew,
     pages,
+    replaced,
     stale_after,
     unmap_the_rest,
     unmapped,
@@ -87,6 +88,24 @@ def test_a_new_lock_is_of_the_memory_that_is_there_now(device: FakeDevice, leave
         assert lock.region is not None
         assert lock.region.references == 1
         old.unlock()
+        assert lock.held
+    assert device.locked == {}
+    unmapped(ptr)
+
+
+@watched
+def test_an_unlock_that_the_vendor_refuses_while_the_memory_leaves_is_tried_again(device: FakeDevice) -> None:
+    ptr = pages()
+    old = pinning.lock((ptr, SIZE), device=device)
+    with device.stopping("data_unlock", ptr) as gate:
+        unlocking = Background(old.unlock)
+        assert gate.reached.wait(WAIT)
+        replaced(ptr)
+        gate.open(pinning.VendorError("fakeUnregister", 1, "FAKE_FAILURE"))
+        with pytest.raises(pinning.VendorError):
+            unlocking.result()
+    with pinning.lock((ptr, SIZE), device=device) as lock:
+        assert not old.held
         assert lock.held
     assert device.locked == {}
     unmapped(ptr)
@@ -209,7 +228,7 @@ def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> N
 
 REFUSED = """
 import leaving, pinning
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 leaving.forbid_userfaultfd()
 libc, ptr = leaving.libc, leaving.pages()
 lock = pinning.lock((ptr, leaving.SIZE), device=FakeDevice())
@@ -252,7 +271,7 @@ def test_a_block_that_lies_below_what_was_locked_last_is_freed() -> None:
 LOW_AND_HIGH = """
 import pinning
 from c_library import libc
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 low, high = sorted(libc.malloc(50_000) for _ in range(2))
 first, last = (pinning.lock((ptr, 50_000), device=FakeDevice()) for ptr in (low, high))
 libc.free(low)
@@ -268,7 +287,7 @@ def test_a_call_that_leaves_memory_where_it_is_ends_no_lock_where_calls_are_seen
 
 STAYS = """
 import leaving, pinning
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 leaving.forbid_userfaultfd()
 libc, ptr, page = leaving.libc, leaving.pages(), leaving.mmap.PAGESIZE
 libc.sbrk.restype, libc.brk.argtypes = leaving.ctypes.c_void_p, [leaving.ctypes.c_void_p]
@@ -349,7 +368,7 @@ def test_a_mapping_that_nothing_watches_is_not_kept_idle() -> None:
 
 IDLE = """
 import mmap, pinning
-from fake_device import FakeDevice
+from fake_device import WAIT, Background, FakeDevice
 device = FakeDevice()
 pinning.budget(idle=True)
 for buffer in (mmap.mmap(-1, 4096), bytearray(4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)):

@@ -4,6 +4,7 @@
 // except its hooks, and a map of a device that keeps its own list.
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -29,7 +30,8 @@ char* memory;
 // Locked ranges by start, as the vendor knows them.
 std::mutex mutex;
 std::map<Address, std::size_t> locked;
-std::atomic<bool> keeps = true;  // the vendor refuses to unlock now and then
+std::atomic<bool> keeps = true;     // the vendor refuses to unlock now and then
+std::atomic<bool> has_kept = true;  // and a call that it refuses may still be in progress
 
 template <class Each>
 void each_meeting(Range const& range, Each&& each) {
@@ -141,7 +143,8 @@ int main(int argc, char** argv) {
   Device& device = *tool.devices.find(0);
   Locks& locks = tool.locks(device);
   auto const until = now() + std::chrono::duration<double>(seconds);
-  std::atomic<long> transfers = 0, within = 0;
+  constexpr long over = std::numeric_limits<long>::max();
+  std::atomic<long> transfers = 0, within = 0, rounds[4] = {};
 
   // Two threads transfer parts of each half of the memory, and all of them free parts of all of it.
   auto const work = [&](int me) {
@@ -156,7 +159,7 @@ int main(int argc, char** argv) {
       Inside const inside;
       if (action < 4) {
         locks.mapped(me, range_of(ptr, size), device_ptr + first);
-        bool const kept = keeps;
+        bool const kept = has_kept;
         auto const lock = locks.before_transfer(me, device, range_of(ptr, size), device_ptr + first);
         each_meeting(range_of(ptr, size), [&](Range const& held) {
           if (!kept && !held.holds(range_of(ptr, size))) fail("a transfer crosses a lock");
@@ -176,15 +179,25 @@ int main(int argc, char** argv) {
           locks.unlock(reinterpret_cast<Address>(ptr));
         }
       }
+      rounds[me]++;
     }
+    rounds[me] = over;
   };
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; i++) threads.emplace_back(work, i);
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds / 2));
   keeps = false;
+  for (auto& each : rounds) {
+    long const begun = each;
+    while (each == begun && begun != over) std::this_thread::yield();
+  }
+  has_kept = false;
   locks.freed(range_of(memory, page * pages));
   for (auto& each : threads) each.join();
   locks.freed(range_of(memory, page * pages));
+  pinning_map* map;
+  pinning_map_open(&map, nullptr);
+  map->map->drain_invalidations();  // of what has left last
   if (!locked.empty()) fail("something stays locked");
   std::printf("%ld transfers, %ld of locked memory\n", transfers.load(), within.load());
   return within == 0 || within == transfers;

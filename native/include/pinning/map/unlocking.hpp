@@ -108,7 +108,9 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
       if (!as_before) record.references.store(0, std::memory_order_release);
       remember_idle(region.start, record, left);
     }
-    set_state(record, as_before ? before : State::half_unlocked);
+    // A vendor that has not been told that the memory is gone is asked once more, by `drain`.
+    State const after = record.is_invalidated() && !gone ? State::invalidated : State::half_unlocked;
+    set_state(record, as_before ? before : after);
     throw;
   }
   guard.lock();
