@@ -283,6 +283,18 @@ def test_threads_that_lock_parts_of_what_someone_else_has_pinned(
     assert len(pinned) == device.count("data_unlock") == 0
 
 
+def test_a_range_of_which_a_part_is_being_unlocked_waits_for_that(device: FakeDevice, pinned: PinnedMap) -> None:
+    pinned.lock(BASE, SIZE // 2)
+    with device.stopping("data_unlock", BASE) as gate:
+        unlocking = Background(lambda: pinned.unlock(BASE))
+        assert gate.reached.wait(WAIT)
+        locking = Background(lambda: pinned.lock(BASE, SIZE))
+        let_others_run()
+    unlocking.result()
+    locking.result()
+    assert device.locked == {BASE: SIZE}
+
+
 # ---- other devices ----
 
 
