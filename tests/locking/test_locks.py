@@ -548,7 +548,7 @@ def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device:
     alive = weakref.ref(values)
     collecting = Collecting("fake:collecting")
     first = pinning.lock(values, device=collecting)
-    to_drop += [first, pinning.lock(bytearray(10), device=collecting), pinning.lock(bytearray(10), device=collecting)]
+    to_drop += [first, pinning.lock(values, device=collecting), pinning.lock(bytearray(10), device=collecting)]
     del first
     before = dict(collecting.locked)
     del values

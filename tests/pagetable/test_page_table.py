@@ -225,6 +225,13 @@ def test_ids_are_small_unique_and_used_again(table: PageTable) -> None:
     assert max(ids) < 1000  # so a caller can keep its own data in an array of 1000
 
 
+def test_a_removed_region_is_freed_even_if_its_number_is_used_again(table: PageTable) -> None:
+    before = sys.getallocatedblocks()
+    for start in range(PAGE, 1001 * PAGE, PAGE):  # new addresses: new objects
+        table.remove(table.insert(start, PAGE))
+    assert sys.getallocatedblocks() - before < 500
+
+
 # ---- all at random; the table itself: tests/native/page_table_model.cpp ----
 
 
