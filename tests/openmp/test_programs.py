@@ -185,6 +185,12 @@ def test_where_it_is_mandatory_the_program_ends_if_its_own_locks_leave_no_room(b
     assert run(buffers, "beside an own lock", 4 * MIB, lock_mapped="mandatory", lock_budget="9MiB").code == 0
 
 
+def test_where_it_is_mandatory_the_program_may_have_locked_a_part_itself(buffers: Path) -> None:
+    ran = run(buffers, "around an own lock", 4 * MIB, lock_mapped="mandatory")
+    assert ran.code == 0, ran.errors
+    assert any("have locked a part of it" in why for why in ran.refused)
+
+
 def test_the_report_goes_to_a_file(buffers: Path, tmp_path: Path) -> None:
     ran = run(buffers, "heap", 4 * MIB, report=tmp_path / "report", lock_until="unmapped")  # so it is locked four times
     assert ran.said == []

@@ -177,6 +177,14 @@ int main(int argc, char **argv) {
   } else if (!strcmp(how, "beside an own lock")) {
     llvm_omp_target_lock_mem(p = calloc(n, 1), n, 0);
     add(calloc(n, 1), 5);
+  } else if (!strcmp(how, "around an own lock")) {
+    p = calloc(n, 1);
+    llvm_omp_target_lock_mem(p + n / 2, n / 2, 0);
+#pragma omp target enter data map(alloc : p[0 : n])
+    for (int i = 0; i < 5; i++) {
+#pragma omp target update to(p[0 : n / 4])
+    }
+#pragma omp target exit data map(delete : p[0 : n])
   } else {
     return 2;
   }

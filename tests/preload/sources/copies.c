@@ -292,13 +292,13 @@ int main(int count, char **arguments) {
     if (strstr(form, "any") != NULL) attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_ANY;
     if (strstr(form, "wrong") != NULL) attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
     if (strstr(form, "thread") != NULL) strcpy(suffix, is_async ? "_ptsz" : "_ptds");
-    if (is_rows) rows = 8;
+    if (is_rows) rows = strstr(form, "narrowest") != NULL ? SIZE / (64 << 10) : 8;
     if (strstr(form, "pitched") != NULL) pitch = 512;
     if (strstr(form, "shifted") != NULL) shift = 512;
     if (strstr(form, "wraps") != NULL) only_rows = ((size_t)1 << 42) + 1, only_pitch = pitch != 0 ? 2 * SIZE : SIZE;
-    if (strstr(form, "narrow") != NULL) rows = 1, only_pitch = 100;
+    if (strstr(form, "too narrow") != NULL) rows = 1, only_pitch = 100;
     if (strstr(form, "wide") != NULL) rows = 1, only_pitch = (size_t)1 << 31;
-    size_t const device_size = SIZE + 8 * pitch + shift;
+    size_t const device_size = SIZE + rows * pitch + shift;
     MUST(cuInit(0));
     CUcontext context;
     if (!strcmp(kind, "own context")) MUST(cuCtxCreate(&context, NULL, 0, 0));
