@@ -217,7 +217,7 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
 
 # From null, in its second row; that do not fit into the pitch, or not at their place; with too large a pitch; so many
 # that their bytes, or the distance of the last one, wrap around to some MiB.
-WRONG_ROWS = [("", "null"), *((rows, "pageable") for rows in ("shifted", "too narrow", "wide", "wraps", "wraps pitched"))]
+WRONG_ROWS = [("", "null"), *((rows, "pageable") for rows in ("shifted", "thin", "wide", "wraps", "wraps pitched"))]
 REFUSED = [
     *product(["sync", "async", "async stream", "either sync", "attributes async stream"], ["null", "two allocations"]),
     *((f"rows {call} {rows}", memory) for call in ("sync", "async") for rows, memory in WRONG_ROWS),

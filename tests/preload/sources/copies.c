@@ -296,7 +296,7 @@ int main(int count, char **arguments) {
     if (strstr(form, "pitched") != NULL) pitch = 512;
     if (strstr(form, "shifted") != NULL) shift = 512;
     if (strstr(form, "wraps") != NULL) only_rows = ((size_t)1 << 42) + 1, only_pitch = pitch != 0 ? 2 * SIZE : SIZE;
-    if (strstr(form, "too narrow") != NULL) rows = 1, only_pitch = 100;
+    if (strstr(form, "thin") != NULL) rows = 1, only_pitch = 100;
     if (strstr(form, "wide") != NULL) rows = 1, only_pitch = (size_t)1 << 31;
     size_t const device_size = SIZE + rows * pitch + shift;
     MUST(cuInit(0));
