@@ -356,7 +356,7 @@ cdef object one_for_each(object sizes, Py_ssize_t n):
     array = numpy.asarray(sizes)
     if array.shape not in ((), (1,), (n,)):
         raise RangeError(f"sizes have shape {array.shape}; give one size, or one for each of {n} addresses")
-    return numpy.broadcast_to(array, n)
+    return numpy.broadcast_to(words(sizes) if array.ndim else array, n)
 
 
 cdef object words(object given):

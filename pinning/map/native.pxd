@@ -128,7 +128,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         vector[CRegion] regions(bool idle_too) except +raise_in_python
         vector[CRegion] overlapping(uint64_t ptr, uint64_t size, bool idle_too) except +raise_in_python
         void clear(bool wait) except +raise_in_python
-        void remove_registrar(PythonRegistrar& registrar) except +raise_in_python
+        void remove_registrar(PythonRegistrar& registrar, bool wait) except +raise_in_python
 
     cppclass MappedLocks "pinning::MappedLocks":
         MappedLocks(CPinnedMap& map) except +

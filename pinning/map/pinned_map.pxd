@@ -42,7 +42,7 @@ cdef class PinnedMap:
     cdef _make(self)
     cdef restart(self)
     cdef _let_go(self)
-    cdef _remove_registrars(self)
+    cdef _remove_registrars(self, bint wait)
     cdef uint64_t holds_in(self, uint64_t region)
     cdef bint is_being_locked(self, uint64_t ptr) except -1
     cdef Locker* locker(self) noexcept
@@ -69,6 +69,8 @@ cdef class Registrar:
     cdef object on_unregister
     cdef PythonRegistrar* native  # null once it is removed
     cdef unsigned made_in
+
+    cdef take_out(self, bint wait)
 
 
 cdef LockOptions lock_options(object read_only, object coherent) except *

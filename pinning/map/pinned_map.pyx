@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, describe, is_one_of
 from pinning.runtime.handles import refuse_copy
-from pinning.runtime.process import WeakRegistry, at_exit, at_fork
+from pinning.runtime.process import WeakRegistry, at_exit, at_fork, defer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -640,11 +640,12 @@ cdef class PinnedMap:
             self.check_open()
         return registrar
 
-    cdef _remove_registrars(self):
+    cdef _remove_registrars(self, bint wait):
+        cdef Registrar registrar
         first_error = None
         for registrar in list(self.registrars):
             try:
-                registrar.remove()
+                registrar.take_out(wait)
             except BaseException as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -747,10 +748,8 @@ cdef class PinnedMap:
         cdef CPinnedMap* map = self.map
         cdef cbool waits = wait
         if self.shared is not NULL:
-            try:
-                self._let_go()
-            finally:
-                self._remove_registrars()
+            self._let_go()
+            self._remove_registrars(waits)
             self.closed = True
             return
         self.closed = True  # first, so that nothing is locked meanwhile
@@ -760,7 +759,7 @@ cdef class PinnedMap:
         except BaseException:
             self.closed = False
             raise
-        self._remove_registrars()
+        self._remove_registrars(waits)
 
     cdef _let_go(self):
         # Only what Python holds: the map and the other locks in it belong to native code.
@@ -866,7 +865,15 @@ cdef class Registrar:
         ------
         RegistrarError
             The first error of `unregister`, which was called for all regions; the registrar is removed nevertheless.
+        PinningError
+            Called by a device or a registrar that the map has called: the removal would wait for that.
         """
+        if is_in_device_call():
+            raise PinningError(f"{self!r} cannot be removed within a call of a device or a registrar, for which that waits: "
+                               "remove it afterwards")
+        self.take_out(True)
+
+    cdef take_out(self, bint wait):
         cdef PythonRegistrar* native = self.native
         cdef CPinnedMap* map = self.map.map
         if native is NULL or is_parents(self.made_in):
@@ -874,7 +881,7 @@ cdef class Registrar:
         self.native = NULL  # first, so that of two threads only one removes it
         try:
             with nogil:
-                map.remove_registrar(dereference(native))
+                map.remove_registrar(dereference(native), wait)
         finally:
             self.map.registrars = [other for other in self.map.registrars if other is not self]
             unlock_orphans()
@@ -1002,6 +1009,7 @@ cdef class Hold:
         # then the unlock waits until that call has ended.
         if is_in_device_call():
             _orphans.append(self)
+            defer(_unlock_orphans)  # unless the map call that has called the device does so first
         else:
             self.release()
 
@@ -1028,6 +1036,10 @@ cdef unlock_orphans():
         except IndexError:  # another thread was quicker
             return
         unlock_orphan(hold)
+
+
+def _unlock_orphans():
+    unlock_orphans()
 
 
 cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor: no error can be reported

@@ -7,8 +7,10 @@ import ctypes
 import gc
 import mmap
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -126,6 +128,23 @@ def test_a_lock_within_an_unlock_does_not_wait_for_it(device: FakeDevice) -> Non
     locking.lock(0x10000, 100)
     locking.unlock(0x10000)
     assert (used(), device.count("data_lock")) == (before, 0)
+
+
+def test_nor_do_two_such_locks_wait_for_each_other(device: FakeDevice) -> None:
+    class Locking(FakeDevice):
+        def data_unlock(self, ptr: int) -> None:
+            both.wait(WAIT)
+            with suppress(LockLimitError):  # unless the other thread has made room by now
+                pinning.pinned_map(device).lock(ptr + 0x1000, 100)
+                pinning.pinned_map(device).unlock(ptr + 0x1000)
+            super().data_unlock(ptr)
+
+    both = threading.Barrier(2)
+    pinning.budget(used() + 200, idle=False)
+    locking = pinning.pinned_map(Locking("locking:0"))
+    for ptr in (0x10000, 0x20000):
+        locking.lock(ptr, 100)
+    in_threads(locking.unlock, (0x10000, 0x20000))
 
 
 def test_what_others_have_pinned_counts(device: FakeDevice) -> None:

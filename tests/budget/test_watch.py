@@ -112,6 +112,37 @@ def test_an_unlock_that_the_vendor_refuses_while_the_memory_leaves_is_tried_agai
 
 
 @watched
+def test_so_is_the_undoing_of_a_refused_lock(device: FakeDevice) -> None:
+    ptr = pages()
+    device.fail(pinning.VendorError("fakeRegister", 1, "FAKE_FAILURE"), calls_before=1)
+    with device.stopping("data_unlock", ptr) as gate:
+        locking = Background(lambda: pinning.lock((ptr, SIZE), device=device, piece=mmap.PAGESIZE))
+        assert gate.reached.wait(WAIT)
+        replaced(ptr)
+        gate.open(pinning.VendorError("fakeUnregister", 1, "FAKE_FAILURE"))
+        with pytest.raises(pinning.VendorError):
+            locking.result()
+    with pinning.lock((ptr, SIZE), device=device) as lock:
+        assert lock.held
+    assert device.locked == {}
+    unmapped(ptr)
+
+
+@watched
+def test_what_a_handler_of_a_signal_raises_while_old_memory_is_unlocked_reaches_the_caller(device: FakeDevice) -> None:
+    ptr = pages()
+    old = pinning.lock((ptr, SIZE), device=device)
+    replaced(ptr)
+    device.fail(SystemExit(3))
+    with pytest.raises(SystemExit):
+        for _ in range(100):
+            pinning.lock((ptr, SIZE), device=device).unlock()
+    assert not old.held
+    assert device.locked == {}
+    unmapped(ptr)
+
+
+@watched
 def test_locks_that_have_ended_take_no_room_in_the_record_of_what_is_watched(device: FakeDevice) -> None:
     ptr = pages()
     for _ in range(20_000):  # more than the record may have

@@ -33,6 +33,7 @@ from pinning import (
     VendorError,
 )
 from pinning.arrays import pinned
+from pinning.conformance.faults import eventually
 from pinning.locking.mapped import lock_mapped, unlock_unmapped
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import Hold
@@ -273,6 +274,14 @@ def test_an_overlap_says_what_to_unlock_and_then_to_lock(device: FakeDevice) -> 
     first.unlock()
     with pinning.lock(error.both, device=device) as lock:
         assert (lock.ptr, lock.size) == (start, 1000)
+
+
+def test_an_overlap_at_the_top_of_all_memory(device: FakeDevice) -> None:
+    pinned, top = pinning.PinnedMap(device), 2**64
+    pinned.register(top - 4096, 4096, 0x1000)
+    with pytest.raises(PartialOverlapError) as caught:
+        pinned.lock(top - 8192, 6000)
+    assert caught.value.both == (top - 8192, 8192)
 
 
 def test_an_overlap_with_several_regions_names_all_that_are_in_the_way(device: FakeDevice) -> None:
@@ -557,6 +566,26 @@ def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device:
         assert collecting.locked == {lock.ptr: 10}
         assert alive() is None
     assert collecting.wrong == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_so_is_one_that_is_dropped_while_the_device_unlocks_for_the_budget(device: FakeDevice) -> None:
+    class Collecting(FakeDevice):
+        def data_unlock(self, ptr: int) -> None:
+            to_drop.clear()
+            super().data_unlock(ptr)
+
+    collecting = Collecting("fake:collecting")
+    try:
+        pinning.budget(idle=True)
+        values = np.zeros(1000)
+        pinning.lock(values, device=collecting).unlock()
+        to_drop = [pinning.lock(bytearray(100), device=device)]
+        pinning.give_back_idle()
+    finally:
+        pinning.budget(idle=False)
+    assert not to_drop
+    assert eventually(lambda: device.locked == {})
 
 
 @pytest.mark.parametrize("refusals", [1, 2, 3])

@@ -195,25 +195,27 @@ def test_errors_are_of_the_kinds_that_python_has() -> None:
 
 
 @pytest.mark.parametrize("locked_first", [False, True], ids=["before the call", "after the call"])
-def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool, error: type[BaseException]) -> None:
     class Interrupted(FakeDevice):
         def data_unlock(self, ptr: int) -> None:
             interrupt, self.interrupts = self.interrupts, False
             if interrupt and not locked_first:
-                raise KeyboardInterrupt
+                raise error(3)
             if ptr not in self.locked:
                 raise refusal()
             super().data_unlock(ptr)
             if interrupt:
-                raise KeyboardInterrupt
+                raise error(3)
 
         interrupts = True
 
     def unlock() -> None:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error) as raised:
             pinned.unlock(BASE)
             for _ in range(100):
                 time.sleep(0.01)
+        assert raised.value.args == ((3,) if threading.current_thread() is threading.main_thread() else ())
 
     device = Interrupted()
     pinned = PinnedMap(device)
@@ -224,6 +226,21 @@ def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> 
         run()
         assert device.locked == {}
         assert len(pinned) == 0
+
+
+def test_ctrl_c_inside_data_unlock_before_the_device_refuses(device: FakeDevice, pinned: PinnedMap) -> None:
+    pinned.lock(BASE, SIZE)
+    device.fail(KeyboardInterrupt())
+    device.fail(refusal(), calls_before=1)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            pinned.unlock(BASE)
+        finally:
+            for _ in range(100):
+                time.sleep(0.01)
+    assert pinned.find(BASE, SIZE) is not None
+    pinned.unlock(BASE)
+    assert device.locked == {}
 
 
 @pytest.mark.parametrize("answer", [None, "0x10", 1.5, -1, TOP])

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from fake_device import FakeDevice
+from own_process import python
 from pinning import InvalidRangeError, PinnedMap, PinningError, RegistrarError, VendorError
 
 BASE = 0x10000
@@ -80,6 +81,20 @@ def test_a_registrar_that_does_not_give_back(on: PinnedMap, device: FakeDevice) 
         on.unlock(BASE)
     assert on.find(BASE, 1000) is not None
     assert device.locked == {BASE: 1000}
+    on.unlock(BASE)
+    assert (book.known, device.locked) == ({}, {})
+
+
+def test_an_unlock_that_the_vendor_refuses_registers_the_region_again(on: PinnedMap, device: FakeDevice) -> None:
+    book = Book(device)
+    on.add_registrar(book.register, book.unregister)
+    on.lock(BASE, 1000)
+    device.fail(VendorError("fakeUnlock", 1, "FAKE"))
+    with pytest.raises(VendorError):
+        on.unlock(BASE)
+    assert book.known == {BASE: 1000}
+    on.lock(BASE, 10)
+    on.unlock(BASE)
     on.unlock(BASE)
     assert (book.known, device.locked) == ({}, {})
 
@@ -174,6 +189,14 @@ def test_ctrl_c_in_a_registrar_undoes_the_lock(on: PinnedMap, device: FakeDevice
     registrar.remove()
 
 
+def test_a_registrar_that_removes_itself_within_its_call_is_refused(on: PinnedMap, device: FakeDevice) -> None:
+    registrar = on.add_registrar(lambda ptr, size: registrar.remove(), print)
+    with pytest.raises(RegistrarError, match="cannot be removed within a call"):
+        on.lock(BASE, 1000)
+    registrar.remove()
+    assert device.locked == {}
+
+
 def test_a_dropped_map_and_its_registrars_go(device: FakeDevice) -> None:
     class Owner:
         def __init__(self) -> None:
@@ -190,6 +213,24 @@ def test_a_dropped_map_and_its_registrars_go(device: FakeDevice) -> None:
     del owner
     gc.collect()
     assert (book.known, device.locked) == ({}, {})
+
+
+@pytest.mark.parametrize("call", ["register", "unregister"])
+def test_the_exit_does_not_wait_for_a_daemon_thread_in_a_registrar(call: str) -> None:
+    program = f"""
+import threading
+import pinning
+from fake_device import FakeDevice
+entered, never = threading.Event(), threading.Event()
+device = FakeDevice()
+def stay(*_):
+    entered.set()
+    never.wait()
+pinning.pinned_map(device).add_registrar(**({{"register": lambda *_: 1, "unregister": print}} | {{"{call}": stay}}))
+threading.Thread(target=lambda: pinning.lock(bytearray(4096), device=device).unlock(), daemon=True).start()
+entered.wait()
+"""
+    assert python("-c", program).returncode == 0
 
 
 def test_nothing_is_left_at_exit() -> None:

@@ -367,6 +367,12 @@ def test_read_only_arrays_are_read_in_place(ten_pages: PageTable) -> None:
     assert (ten_pages.find_many(asked) >= 0).sum() == ten_pages.contains_many(asked).sum()
 
 
+def test_sizes_on_both_sides_of_the_largest_signed_integer(table: PageTable) -> None:
+    table.insert(0, 2**63)
+    assert table.contains_many([0, 0], [1, 2**63]).tolist() == [True, True]
+    assert table.contains_many([0, 0], [1, 2**63 + 1]).tolist() == [True, False]
+
+
 # ---- threads ----
 
 

@@ -274,12 +274,15 @@ class Budget {
  private:
   using Figure = std::atomic<std::uint64_t>;
 
-  /// Whether another thread has an unlock in progress. `unlocks_mutex_` is held.
+  /// Whether another thread has an unlock in progress. Not for a thread within an unlock of its own, in a callback of the
+  /// vendor: the other one may be waiting for that. `unlocks_mutex_` is held.
   bool others_are_unlocking() const noexcept {
+    bool any = false;
     for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
-      if (each->thread_ != std::this_thread::get_id()) return true;
+      if (each->thread_ == std::this_thread::get_id()) return false;
+      any = true;
     }
-    return false;
+    return any;
   }
   /// Whether an unlock has ended since `ended` was read, or another thread has one in progress.
   bool others_unlock(std::uint64_t ended) noexcept {

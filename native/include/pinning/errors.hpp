@@ -27,7 +27,7 @@ struct Span {
 
 /// The smallest range that holds both.
 inline Span covering(Span one, Span other) noexcept {
-  return {std::min(one.start, other.start), std::max(one.end, other.end)};
+  return {std::min(one.start, other.start), std::max(one.end - 1, other.end - 1) + 1};  // 0 is the top of all memory
 }
 
 inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }

@@ -156,7 +156,8 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void add_registrar(std::unique_ptr<Registrar> registrar);
 
   /// Remove everything that was added to a registrar, and destroy it in any case. Throws its first error at the end.
-  void remove_registrar(Registrar& registrar);
+  /// Without `wait`, one that other threads are calling is never destroyed, and what they add stays added.
+  void remove_registrar(Registrar& registrar, bool wait = true);
 
   /// The first registrar for which `matches` is true; null if there is none.
   template <class Matches>
@@ -312,6 +313,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     std::exception_ptr& refused;  // what the vendor threw, if it refused to undo its locks
     AllRegistered::node_type ends{};  // of the pieces that the vendor has locked; none before the first
     bool ours = true;  // false: others have locks in it, and may remove it at any time
+    bool told = false;  // when it was to undo its locks, the vendor was told that memory is gone
     std::uint64_t reserved = 0;  // bytes of the budget
   };
 
@@ -395,11 +397,12 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   class RegistrarPins;
   void register_with_all(Address start, Registered& registered);
+  bool register_again(Address start, Registered& registered) noexcept;
   // With the mutex:
   void register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
   bool has(Registrar const& registrar) const noexcept;
   std::unique_ptr<Registrar> take_out(Registrar& registrar) noexcept;
-  void take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar);
+  void take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar, bool wait = true);
 
   // ---- map/locking.hpp ----
 
@@ -434,6 +437,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
                                State before, bool idle);
   bool await_outcomes(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
   void set_state(Record& record, State state) noexcept;
+  static State refused_state(Record const& record, bool told) noexcept;
   void leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept;
   void end_growth(Address start) noexcept;
 

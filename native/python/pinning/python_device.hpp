@@ -2,6 +2,9 @@
 // Devices, queues and events that are written in Python, as the C++ interface <pinning/vendor.hpp>.
 #pragma once
 
+#include <unistd.h>
+
+#include <memory>
 #include <pinning/mapped_locks.hpp>
 #include <pinning/staging.hpp>
 #include <utility>
@@ -44,22 +47,42 @@ inline Address address_of(PyObject* answer) {
   return address;
 }
 
+/// Have Python raise an exception in this thread soon.
+inline void raise_soon(Raised const& raised) {
+  auto const raise = [](void* pending) {
+    std::unique_ptr<Raised> const owned(static_cast<Raised*>(pending));
+    owned->raise_again();
+    return -1;
+  };
+  // Pending calls are made by the main thread, as are the handlers of signals. In other threads a type can be raised.
+  if (getpid() == gettid()) {
+    auto owned = std::make_unique<Raised>(raised);
+    if (Py_AddPendingCall(raise, owned.get()) == 0) return static_cast<void>(owned.release());
+  }
+  PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), raised.type());
+}
+
 /// Make a Python call that gives something back: `call` makes it, and returns its new reference.
 ///
-/// Ctrl-C may arrive in Python code around the vendor's call, and whether before or after it cannot be known. So there
-/// is a second try: if it fails, the first one succeeded. Then Ctrl-C is raised again in this thread, for the caller.
-/// Otherwise throws what Python raised.
-template <class Call>
-void call_for_good(Call&& call) {
+/// Ctrl-C, or what else a handler of a signal raises that is no Exception, may arrive in Python code around the vendor's
+/// call, and whether before or after it cannot be known. So there is a second try: if it fails, the first one succeeded,
+/// unless `failed` knows better. Then the exception is raised again in this thread, for the caller. Otherwise throws what
+/// Python raised.
+template <class Call, class Failed>
+void call_for_good(Call&& call, Failed&& failed) {
   PyObject* answer = call();
-  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-    PyErr_Clear();
+  if (answer == nullptr && !PyErr_ExceptionMatches(PyExc_Exception)) {
+    Raised const first;
     answer = call();
     if (answer == nullptr) {
-      PyErr_Clear();
-      answer = Py_NewRef(Py_None);
+      Raised const second;
+      if (failed()) {
+        second.raise_again();
+      } else {
+        answer = Py_NewRef(Py_None);
+      }
     }
-    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
+    raise_soon(first);
   }
   if (answer == nullptr) throw_raised();
   Py_DECREF(answer);
@@ -216,7 +239,7 @@ class PythonDevice : public VendorDevice {
 
   void unlock(Address ptr) override {
     PythonCall const during;
-    call_for_good([&] { return call("data_unlock", ptr); });
+    call_for_good([&] { return call("data_unlock", ptr); }, [&] { return has_pinned(ptr); });
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
@@ -290,6 +313,13 @@ class PythonDevice : public VendorDevice {
   PyObject* python(MemoryKind kind) const noexcept { return PyTuple_GET_ITEM(kinds_, static_cast<Py_ssize_t>(kind)); }
   PyObject* call(char const* method, std::uint64_t word) {
     return PyObject_CallMethod(device_, method, "K", static_cast<unsigned long long>(word));
+  }
+  /// Whether memory is known to be pinned.
+  bool has_pinned(Address ptr) {
+    PyObject* const answer = call("is_pinned_ptr", ptr);
+    if (answer == nullptr) PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer != nullptr && answer != Py_None;
   }
   /// What `data_lock` has returned. If that is no address, the memory is unlocked again.
   Address locked_at(PyObject* answer, Address ptr) {

@@ -33,6 +33,7 @@ class Raised {
     Py_CLEAR(parts_->traceback);
     if (parts_->value != nullptr) PyException_SetTraceback(parts_->value, Py_None);
   }
+  PyObject* type() const noexcept { return parts_->type; }
   void raise_again() const {
     PyErr_Restore(Py_XNewRef(parts_->type), Py_XNewRef(parts_->value), Py_XNewRef(parts_->traceback));
   }

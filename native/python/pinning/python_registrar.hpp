@@ -28,7 +28,7 @@ class PythonRegistrar : public Registrar {
     PythonCall const during;
     auto* const known = static_cast<PyObject*>(handle);
     if (registrar_ != nullptr) {
-      call_for_good([&] { return PyObject_CallMethod(registrar_, "_remove", "(O)", known); });
+      call_for_good([&] { return PyObject_CallMethod(registrar_, "_remove", "(O)", known); }, [] { return false; });
     }
     Py_DECREF(known);
   }

@@ -91,8 +91,7 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
     set_state(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
     record.held.store(part.pack(), std::memory_order_release);
     record.set(Record::invalidated);
-    if (in_transit) return;  // the thread that calls the vendor sees the flag
-    vendor_is_to_be_told = true;
+    vendor_is_to_be_told = true;  // in transit by the thread that calls it, which may be refused
   });
   return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
 }
@@ -104,7 +103,7 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
   if (record.state.load(std::memory_order_relaxed) != State::invalidated) return false;
   try {
     unlock_last(guard, region, record);
-  } catch (...) {
+  } catch (std::exception const&) {
     guard.unlock();  // before this error is destroyed, see `acquire`
   }
   if (!guard.owns_lock()) guard.lock();

@@ -311,6 +311,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       if (!attempt.ours) return false;
     }
     gone = invalidated_part(attempt.start, record);
+    attempt.told = gone.has_value();
   }
   try {
     unlock_pieces(attempt.start, attempt.ends.mapped(), gone);
@@ -330,7 +331,7 @@ inline void PinnedMap::abandon(std::unique_lock<std::mutex>& guard, Attempt& att
   Record& record = table_.value(attempt.id);
   record.references.store(1, std::memory_order_release);
   ends_.insert(std::move(attempt.ends));
-  set_state(record, State::half_unlocked);
+  set_state(record, refused_state(record, attempt.told));
 }
 
 /// Undo a failed lock, and take the mutex.

@@ -52,12 +52,15 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   std::rethrow_exception(refused);
 }
 
-inline void PinnedMap::remove_registrar(Registrar& registrar) {
+inline void PinnedMap::remove_registrar(Registrar& registrar, bool wait) {
   if (is_parents()) return;
-  std::unique_ptr<Registrar> removed;  // destroyed without the mutex
+  auto const destroy = [](Registrar* each) {
+    if (each->uses == 0) delete each;
+  };
+  std::unique_ptr<Registrar, decltype(destroy)> removed;  // destroyed without the mutex
   std::unique_lock guard(mutex_);
-  removed = take_out(registrar);
-  if (removed) take_back_all(guard, *removed);
+  removed.reset(take_out(registrar).release());
+  if (removed) take_back_all(guard, *removed, wait);
 }
 
 inline bool PinnedMap::has(Registrar const& registrar) const noexcept {
@@ -75,9 +78,9 @@ inline std::unique_ptr<Registrar> PinnedMap::take_out(Registrar& registrar) noex
   return removed;
 }
 
-/// Remove everything from a registrar that was taken out, also what is just being added, and release the mutex. Throws
-/// its first error at the end.
-inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar) {
+/// Remove everything from a registrar that was taken out, also what is just being added if `wait`, and release the mutex.
+/// Throws its first error at the end.
+inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar, bool wait) {
   std::exception_ptr first_error;
   for (;;) {
     std::vector<Registration> known;
@@ -87,7 +90,7 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
       std::copy_if(all.begin(), all.end(), std::back_inserter(known), is_its);
       std::erase_if(all, is_its);
     }
-    if (known.empty() && registrar.uses == 0) break;
+    if (known.empty() && (registrar.uses == 0 || !wait)) break;
     if (known.empty()) {  // in use by a thread that is adding it, locking or unlocking
       state_changed_.wait(guard);
       continue;
@@ -112,6 +115,16 @@ inline void PinnedMap::register_with_all(Address start, Registered& registered) 
   if (!any_registrars_) return;
   RegistrarPins const pins(*this);
   for (Registrar* const each : pins.all) register_with(*each, start, registered);
+}
+
+/// The same after a refused unlock; whether all of them have taken it.
+inline bool PinnedMap::register_again(Address start, Registered& registered) noexcept {
+  try {
+    register_with_all(start, registered);
+    return true;
+  } catch (...) {  // the vendor's error says more
+    return false;
+  }
 }
 
 /// Add an existing region to a registrar that lacks it. Meanwhile the mutex is released, and a lock in the region held.

@@ -99,23 +99,29 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
     }
     budget_.release(bytes);
   } catch (...) {
-    guard.lock();
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
-    bool const as_before = left == bytes && !record.is_invalidated() &&
-                           (registrations == 0 || kept.mapped().registrations.size() == registrations);
+    bool registered = registrations == 0 || kept.mapped().registrations.size() == registrations;
+    if (!registered && kept.mapped().registrations.empty() && left == bytes) {  // the vendor has refused, not a registrar
+      registered = register_again(region.start, kept.mapped());
+    }
+    guard.lock();
+    bool const as_before = left == bytes && registered && !record.is_invalidated();
     ends_.insert(std::move(kept));
     if (idle) {
       if (!as_before) record.references.store(0, std::memory_order_release);
       remember_idle(region.start, record, left);
     }
-    // A vendor that has not been told that the memory is gone is asked once more, by `drain`.
-    State const after = record.is_invalidated() && !gone ? State::invalidated : State::half_unlocked;
-    set_state(record, as_before ? before : after);
+    set_state(record, as_before ? before : refused_state(record, gone.has_value()));
     throw;
   }
   guard.lock();
   leave(guard, region);
   return bytes;
+}
+
+/// The state after the vendor has refused. If it was not told that the memory is gone, `drain` asks it once more.
+inline Record::State PinnedMap::refused_state(Record const& record, bool told) noexcept {
+  return record.is_invalidated() && !told ? State::invalidated : State::half_unlocked;
 }
 
 /// Remove the region from the table. If it is watched, end that first, with the mutex released meanwhile.
