@@ -26,6 +26,11 @@ int lock_pages(Address start, Address end) {
   return mlock(reinterpret_cast<void*>(start), end - start) == 0 ? 0 : errno;
 }
 
+/// Whether mlock, of whomever, has locked any of these pages. MS_ASYNC writes nothing.
+bool any_locked(Address start, Address end) {
+  return msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC | MS_INVALIDATE) != 0 && errno == EBUSY;
+}
+
 /// How often munlock is repeated with the current mappings before its error is reported.
 constexpr int most_looks = 16;
 
@@ -37,8 +42,9 @@ int unlock_pages(Address start, Address end) {
   int error = errno;
   try {
     for (int look = 0; look < most_looks && error == ENOMEM; ++look) {
+      auto const found = mappings(start, end - start);
       error = 0;
-      for (auto const& mapping : mappings(start, end - start)) {
+      for (auto const& mapping : found) {
         if (!unlock(std::max(start, mapping.start), std::min(end, mapping.end))) error = errno;
       }
     }
@@ -100,9 +106,12 @@ void check_limit(std::uint64_t size, std::string const& where, int code) {
 
 /// Predicates on a page's number of locks.
 auto exactly(unsigned locks) {
-  return [=](unsigned each) { return each == locks; };
+  return [=](auto const& each) { return each.live == locks; };
 }
-constexpr auto locked = [](unsigned each) { return each != 0; };
+constexpr auto locked = [](auto const& each) { return each.all != 0; };
+
+/// The largest size with this bit width.
+std::uint64_t largest_size(std::size_t width) { return width == 0 ? 0 : ~std::uint64_t{0} >> (64 - width); }
 
 }  // namespace
 
@@ -152,13 +161,25 @@ void PageLocks::lock(Range range) {
   Pages const pages = pages_of(range);
   Entry entry = entry_for(range, pages);
   Change const change(*this, pages);
+  std::uint64_t const size = pages.end - pages.start;
+  // If the program itself has locked some of them, a refusal must not undo that. At a hole, mlock fails with the pages
+  // before it locked, beyond RLIMIT_MEMLOCK with none, and if it cannot bring them into memory, with all.
+  auto const finds_locked = [](Pages run) { return int{any_locked(run.start, run.end)}; };
+  auto const finds_unlocked = [](Pages run) {
+    while (run.start < run.end && any_locked(run.start, run.start + page)) run.start += page;
+    return int{run.start < run.end};
+  };
+  bool const has_others = each_run(pages, exactly(0), finds_locked) != 0;
+  if (has_others && !all_mapped(pages.start, size)) refuse(pages.start, size, ENOMEM);
   // Already locked pages too: their memory may have been unmapped, which unlocked it, and mapped again.
   if (int const code = lock_pages(pages.start, pages.end); code != 0) {
-    each_run(pages, exactly(0), [](Pages run) {  // some may be locked by now
-      unlock_pages(run.start, run.end);
-      return 0;
-    });
-    refuse(pages.start, pages.end - pages.start, code);
+    if (!has_others || each_run(pages, exactly(0), finds_unlocked) == 0) {
+      each_run(pages, exactly(0), [](Pages run) {  // some may be locked by now
+        unlock_pages(run.start, run.end);
+        return 0;
+      });
+    }
+    refuse(pages.start, size, code);
   }
   std::lock_guard const guard(mutex_);
   count(entry, pages);
@@ -167,9 +188,14 @@ void PageLocks::lock(Range range) {
 
 void PageLocks::unlock(Address ptr, Span gone) {
   Entry entry;
+  bool is_gone;
   {
     std::lock_guard const guard(mutex_);
-    entry.range = take(ptr);
+    // Of old and new memory at the same addresses, which different maps may have locked, the caller means one.
+    is_gone = gone.start < gone.end && take(gone_, ptr, entry);
+    if (!is_gone && std::ranges::none_of(held_, [&](Held& held) { return take(held, ptr, entry); })) {
+      is_gone = take(gone_, ptr, entry);
+    }
   }
   if (entry.range.empty()) {
     char text[96];
@@ -189,11 +215,12 @@ void PageLocks::unlock(Address ptr, Span gone) {
       return code;
     };
   };
-  int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
+  auto const wanted = exactly(is_gone ? 0 : 1);
+  int const code = each_run(pages, wanted, what_is_there(unlock_pages));
   // `try_move` must still find the counts of memory that moved just before.
   if (gone.start < gone.end) process_watcher().await_quiet(range.start, range.size);
   if (code != 0) {
-    each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some may be unlocked by now
+    each_run(pages, wanted, what_is_there([](Address start, Address end) {  // some may be unlocked by now
       lock_pages(start, end);
       return 0;
     }));
@@ -201,9 +228,9 @@ void PageLocks::unlock(Address ptr, Span gone) {
   {
     std::lock_guard const guard(mutex_);
     if (code == 0) {
-      uncount(entry, pages);
+      uncount(entry, pages, is_gone);
     } else {
-      ranges_like(range.size).insert(std::move(entry.range));
+      (is_gone ? gone_ : ranges_like(range.size)).insert(std::move(entry.range));
     }
   }
   if (code != 0) throw VendorError(failed_call("munlock", code, "the range is still locked; try again"));
@@ -228,7 +255,7 @@ std::optional<PageLocks::Range> PageLocks::around(Address ptr) {
   std::lock_guard const guard(mutex_);
   for (std::size_t width = held_.size(); width-- > 0;) {
     Held const& held = held_[width];
-    std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // largest size
+    std::uint64_t const reach = largest_size(width);
     std::optional<Range> largest;
     for (auto next = held.upper_bound(Range{ptr, ~std::uint64_t{0}}); next != held.begin();) {
       Range const& range = *--next;
@@ -270,6 +297,17 @@ std::optional<bool> PageLocks::try_invalidate(Address ptr, std::uint64_t size) n
   auto const moved = std::span(moved_).first(moved_count_);
   auto const inside = [&](Moved const& each) { return ptr <= each.pages.start && each.pages.end <= ptr + size; };
   moved_count_ -= std::ranges::remove_if(moved, inside).size();
+  for (std::size_t width = 0; width < held_.size(); ++width) {
+    Held& held = held_[width];
+    auto next = held.lower_bound(Range{ptr - std::min(ptr, largest_size(width)), 0});
+    while (next != held.end() && next->start <= ptr + (size - 1)) {
+      auto const range = next++;
+      if (range->start + (range->size - 1) < ptr) continue;
+      Pages const pages = pages_of(*range);
+      for (auto step = steps_.find(pages.start); step->first != pages.end; ++step) --step->second.locks.live;
+      gone_.insert(held.extract(range));
+    }
+  }
   return false;
 }
 
@@ -342,12 +380,15 @@ void PageLocks::count(Entry& entry, Pages pages) {
   auto const end = step_at(pages.end, entry.end);
   ++start->second.borders;
   ++end->second.borders;
-  for (auto step = start; step != end; ++step) ++step->second.locks;
+  for (auto step = start; step != end; ++step) ++step->second.locks.all, ++step->second.locks.live;
 }
 
-void PageLocks::uncount(Entry& entry, Pages pages) {
+void PageLocks::uncount(Entry& entry, Pages pages, bool is_gone) {
   auto const end = steps_.find(pages.end);
-  for (auto step = steps_.find(pages.start); step != end; ++step) --step->second.locks;
+  for (auto step = steps_.find(pages.start); step != end; ++step) {
+    --step->second.locks.all;
+    step->second.locks.live -= !is_gone;
+  }
   drop_border(pages.start, entry.start);
   drop_border(pages.end, entry.end);
 }
@@ -367,7 +408,7 @@ void PageLocks::drop_border(Address address, Steps::node_type& dropped) {
 template <class Wanted>
 std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, Wanted&& wanted) const {
   auto next = steps_.upper_bound(from);
-  unsigned here = next == steps_.begin() ? 0 : std::prev(next)->second.locks;
+  Locks here = next == steps_.begin() ? Locks{} : std::prev(next)->second.locks;
   std::optional<Pages> found;
   while (from < end) {
     Address const until = next == steps_.end() ? end : std::min(next->first, end);
@@ -382,12 +423,12 @@ std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, W
   return found;
 }
 
-PageLocks::Held::node_type PageLocks::take(Address ptr) {
-  for (Held& held : held_) {
-    auto const found = held.lower_bound(Range{ptr, 0});
-    if (found != held.end() && found->start == ptr) return held.extract(found);
-  }
-  return {};
+/// Take the smallest range that starts there; false if none does.
+bool PageLocks::take(Held& held, Address ptr, Entry& entry) {
+  auto const found = held.lower_bound(Range{ptr, 0});
+  if (found == held.end() || found->start != ptr) return false;
+  entry.range = held.extract(found);
+  return true;
 }
 
 template <class Wanted, class Act>

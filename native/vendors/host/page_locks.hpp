@@ -59,10 +59,14 @@ class PageLocks : private InvalidationListener {
     std::uint64_t serial;  // of the move: another may have the same addresses
     friend bool operator==(Moved const&, Moved const&) = default;
   };
+  struct Locks {
+    unsigned all, live;  // with and without those of `gone_`
+  };
   /// Each page from this step's address up to the next step is in `locks` ranges. A step exists while a range begins or
   /// ends there (`borders`), so that removing a range always finds its steps.
   struct Step {
-    unsigned locks = 0, borders = 0;
+    Locks locks{};
+    unsigned borders = 0;
   };
   using Steps = std::map<Address, Step>;
   using Held = std::multiset<Range>;
@@ -76,8 +80,7 @@ class PageLocks : private InvalidationListener {
   std::optional<bool> try_move(Address ptr, std::uint64_t size, Address to) noexcept override;
   std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
   void will_invalidate(Address ptr, std::uint64_t size) noexcept override;
-  /// False: `will_invalidate` handles intercepted calls, before they are made.
-  bool may_have(Address, std::uint64_t) const noexcept override { return false; }
+  bool may_have(Address, std::uint64_t) const noexcept override { return true; }
 
   void listen();
   void unlock_moved(Moved const& moved);
@@ -88,12 +91,12 @@ class PageLocks : private InvalidationListener {
 
   // With the mutex held:
   void count(Entry& entry, Pages pages);
-  void uncount(Entry& entry, Pages pages);
+  void uncount(Entry& entry, Pages pages, bool is_gone = false);
   Steps::iterator step_at(Address address, Steps::node_type& spare);
   void drop_border(Address address, Steps::node_type& dropped);
   template <class Wanted>
   std::optional<Pages> next_run(Address from, Address end, Wanted&& wanted) const;
-  Held::node_type take(Address ptr);
+  static bool take(Held& held, Address ptr, Entry& entry);
 
   /// Calls `act` with each run of pages whose number of locks satisfies `wanted`, until `act` returns a code that is
   /// not 0. Returns that code, or 0.
@@ -107,6 +110,8 @@ class PageLocks : private InvalidationListener {
   /// The locked ranges, by the bit width of their sizes: finding those around an address takes a few looks at each set,
   /// the larger sizes first.
   std::array<Held, 65> held_;
+  /// Ranges of which some memory is gone, until they are unlocked: they keep no page locked from locks of new memory.
+  Held gone_;
   /// The new addresses of pages that moved while locked. Pages for which there is no room here stay locked.
   std::array<Moved, 256> moved_;
   std::size_t moved_count_ = 0;

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pinning
-from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc, mremap
+from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc, mremap, pages
 from limits import locked_kib
 from own_process import python
 from pinning.map.pinned_map import watch_problem
@@ -252,6 +252,24 @@ def test_new_lock_at_the_moved_address_stays_locked() -> None:
         assert settled_kib() == before
 
 
+@watched
+@pytest.mark.parametrize("drained_first", [True, False])
+def test_new_memory_is_not_counted_together_with_old_memory_of_another_map(drained_first: bool) -> None:
+    before = locked_kib()
+    ptr = mapped(None)
+    with pinning.PinnedMap(pinning.device("host")) as other:
+        other.lock(ptr, SIZE)
+        pages(ptr, size=PAGE)
+        lock = in_the_foreground(ptr)
+        if drained_first:
+            other.drain_invalidations()
+            assert (lock.held, locked_kib()) == (True, before + SIZE // 1024)
+        lock.unlock()
+        assert locked_kib() == before
+    assert locked_kib() == before
+    libc.munmap(ptr, SIZE)
+
+
 PRELOADED = """
 import ctypes
 import leaving, pinning, test_host_pages
@@ -278,6 +296,13 @@ lock = pinning.lock((ptr, SIZE), device="host")
 assert libc.madvise(ptr, SIZE, leaving.DONTNEED) == 0 and not lock.held and settled_kib() == before, "madvise"
 lock = pinning.lock((ptr, SIZE), device="host")
 assert libc.madvise(ptr, SIZE, 9) == -1 and not lock.held and settled_kib() == before, "MADV_REMOVE, refused"
+with pinning.PinnedMap(pinning.device("host")) as other:
+    other.lock(ptr, SIZE)
+    libc.munmap(ptr, SIZE)
+    assert libc.mmap(ptr, SIZE, 3, 0x32, -1, 0) == ptr
+    with pinning.lock((ptr, SIZE), device="host"):
+        assert settled_kib() == before + SIZE // 1024, "another map, locked"
+    assert settled_kib() == before, "another map"
 small = [libc.malloc(3000) for _ in range(3)]
 locks = [pinning.lock((each, 3000), device="host") for each in small]
 libc.free(small[1])

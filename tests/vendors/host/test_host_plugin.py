@@ -105,6 +105,21 @@ class TestFailedLock:
         assert arena.locked == {1}
         device.data_unlock(arena.page(1))
 
+    def test_what_the_program_itself_has_locked_stays_locked(self, device: HostDevice, arena: Arena) -> None:
+        unmap_memory(arena.page(3), PAGE)
+        lock_oneself(arena.page(1), PAGE)
+        with pytest.raises(VendorError, match="not mapped"):
+            device.data_lock(arena.start, 8 * PAGE, None)
+        assert arena.locked == {1}
+        unmap_memory(arena.page(1), PAGE)
+
+    def test_all_is_undone_where_the_program_has_locked_a_part(self, device: HostDevice, arena: Arena) -> None:
+        protect(arena.page(3), PAGE, 0)
+        lock_oneself(arena.page(1), PAGE)
+        with pytest.raises(VendorError, match="not readable"):
+            device.data_lock(arena.start, 8 * PAGE, None)
+        assert arena.locked == set()
+
     def test_file_that_is_shorter_than_its_mapping(self, device: HostDevice, tmp_path: Path) -> None:
         path = tmp_path / "data"
         path.write_bytes(b"x" * 4 * PAGE)
@@ -131,6 +146,21 @@ class TestFailedUnlock:
         unmap_memory(arena.page(4), PAGE)
         device.data_unlock(arena.start)
         assert arena.locked == set()
+
+    def test_it_is_refused_if_what_is_mapped_cannot_be_read(self, device: HostDevice, arena: Arena) -> None:
+        def check() -> None:
+            device.data_lock(arena.start, 4 * PAGE, None)
+            unmap_memory(arena.page(1), PAGE)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            with pytest.raises(VendorError, match="munlock failed: ENOMEM"):
+                device.data_unlock(arena.start)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert arena.locked == {0, 2, 3}
+            device.data_unlock(arena.start)
+            assert arena.locked == set()
+
+        run_in_child(check)
 
     def test_new_memory_where_locked_memory_was_unmapped(self, device: HostDevice, arena: Arena) -> None:
         device.data_lock(arena.start, 2 * PAGE, None)
@@ -169,6 +199,16 @@ class TestLimit:
             limit = device.lock_limit()
             assert limit is not None
             assert limit.used == 0
+
+        run_as_ordinary_user(check)
+
+    def test_what_the_program_itself_has_locked_stays_locked(self, device: HostDevice) -> None:
+        def check() -> None:
+            big = map_apart(9 << 20)
+            lock_oneself(big, PAGE)
+            with pytest.raises(LockLimitError, match=f"8388608 bytes, {PAGE} are locked"):
+                device.data_lock(big, 9 << 20, None)
+            assert locked_pages(big, big + (9 << 20)) == {0}
 
         run_as_ordinary_user(check)
 
@@ -349,6 +389,10 @@ def pages_of(ranges: list[Range], arena: Arena) -> set[int]:
 
 def unmap_memory(start: int, size: int) -> None:
     assert libc.munmap(start, size) == 0
+
+
+def lock_oneself(start: int, size: int) -> None:
+    assert libc.mlock(ctypes.c_void_p(start), ctypes.c_size_t(size)) == 0
 
 
 def protect(start: int, size: int, access: int) -> None:
