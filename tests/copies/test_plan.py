@@ -108,7 +108,9 @@ def test_while_a_lock_grows_no_step_crosses_a_border_of_its_pieces(device: FakeM
             locking = Background(lambda: pinning.lock(host[start:end], device=device, piece=piece))
             gate.reached.wait(WAIT)
             steps = pinning.explain(there, host, queue=queue).steps
+            groups = pinning.explain_batch([there.ptr] * 2, [base + stop - 1, base + stop], 1, queue=queue).groups
         cast("pinning.Lock", locking.result()).unlock()
+    assert [(group.path, group.count) for group in groups] == [(CopyPath.DIRECT, 1), (CopyPath.STAGED, 1)]
     ends = numpy.cumsum([0, *(step.size for step in steps)]).tolist()
     assert ends == [0, *range(start, end, piece), end, SIZE]
     for at, step in zip(ends, steps, strict=False):
