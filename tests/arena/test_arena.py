@@ -575,6 +575,21 @@ def test_where_it_cannot_grow(device: FakeDevice) -> None:
         assert arena.nbytes == 1000
 
 
+def test_it_is_not_closed_beneath_a_lock_of_what_it_could_not_lock(device: FakeDevice) -> None:
+    arena = Arena(1 << 20, device, grow=9 << 20)
+    arena.wait(timeout=WAIT)
+    device.fail(RuntimeError("refused"))
+    arena.grow(1 << 20)
+    with pytest.raises(RuntimeError, match="refused"):
+        arena.wait(timeout=WAIT)
+    with pinning.lock((arena.ptr + (1 << 20), 4096), device=device) as lock:
+        with pytest.raises(StillLockedError):
+            arena.close()
+        assert lock.held
+    arena.close()
+    assert device.locked == {}
+
+
 def test_it_grows_by_less_if_a_whole_step_is_over_the_budget(device: FakeDevice) -> None:
     with Arena(1000, device, grow=9 << 20) as arena:
         arena.wait(timeout=WAIT)

@@ -359,8 +359,8 @@ print(is_unlocked(), os.waitpid(child, 0)[1])
 
 @filters
 def test_locks_anywhere_in_shared_memory_end_when_it_is_detached() -> None:
-    """The kernel reports no shmdt, and locks divide the segment into several mappings."""
-    assert run_python("-c", DETACHED, preloaded=True) == "[False, False]\n"
+    """The kernel reports no shmdt, and locks divide the segment into several mappings. What follows it stays locked."""
+    assert run_python("-c", DETACHED, preloaded=True) == "[False, False, True]\n"
 
 
 DETACHED = """
@@ -368,11 +368,15 @@ import leaving, pinning
 libc, page = leaving.libc, leaving.mmap.PAGESIZE
 libc.shmat.restype = leaving.ctypes.c_void_p
 libc.shmdt.argtypes = [leaving.ctypes.c_void_p]
-segment = libc.shmget(0, 8 * page, 0o1600)
-ptr = libc.shmat(segment, None, 0)
-libc.shmctl(segment, 0, None)
-locks = [pinning.lock((ptr + at * page, 2 * page), device="host") for at in (1, 5)]
 libc.munmap.argtypes = [leaving.ctypes.c_void_p, leaving.ctypes.c_size_t]
+libc.shmat.argtypes = [leaving.ctypes.c_int, leaving.ctypes.c_void_p, leaving.ctypes.c_int]
+place = leaving.pages()
+libc.munmap(place, 10 * page)
+for ptr, count in ((place + 8 * page, 2), (place, 8)):
+    segment = libc.shmget(0, count * page, 0o1600)
+    assert libc.shmat(segment, ptr, 0) == ptr
+    libc.shmctl(segment, 0, None)
+locks = [pinning.lock((ptr + at * page, 2 * page), device="host") for at in (1, 5, 8)]
 assert libc.munmap(ptr + 4 * page, page) == 0  # leaves a gap, behind which the rest of the segment goes too
 assert libc.shmdt(ptr) == 0
 print([lock.held for lock in locks])
