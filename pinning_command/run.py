@@ -13,6 +13,7 @@ import signal
 import stat
 import struct
 import sys
+from contextlib import suppress
 
 from pinning_command import elf
 
@@ -68,8 +69,18 @@ def start(program: Sequence[str], options: Mapping[str, str]) -> int:
         words = {"PINNING_LOCK_MAPPED": options.get("--lock-mapped"), "PINNING_COPIES": options.get("--copies")}
         become(file, program, environment(start_environment(), {**words, **files}, file), files)
     except CannotRunError as error:
-        print(f"pinning: {error}", file=sys.stderr)
+        say(str(error))
         return error.code
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, if there is one: otherwise the program starts all the same."""
+    if sys.stderr is None:  # its number may be that of a file of the program's
+        return
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    with suppress(OSError):
+        print(f"pinning: {text}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGPIPE, before)
 
 
 def absolute(file: str | None) -> str | None:
@@ -206,13 +217,22 @@ def release(libstdcxx: str) -> int:
         return -1
 
 
+def is_of_others(file: str) -> bool:
+    """Whether a path is that of a device or an open file, such as /dev/stdout; native/tool/output.cpp knows these."""
+    return file.startswith(("/dev/", "/proc/")) and not file.startswith("/dev/shm/")
+
+
 def make_way(files: Mapping[str, str]) -> None:
-    """Replace the files of an earlier run by what stays if no process writes them; the tool overwrites nothing else."""
+    """Replace the files of an earlier run by what stays if no process writes them; the tool overwrites nothing else.
+
+    A device, a pipe or an open file stays as it is.
+    """
     for variable, file in files.items():
         try:
-            if file.startswith(("/dev/fd/", "/proc/")) or (os.path.exists(file) and not os.path.isfile(file)):
+            if is_of_others(file) or (os.path.exists(file) and not os.path.isfile(file)):
                 if os.path.isdir(file) or not os.access(file, os.W_OK):
-                    raise OSError(code := errno.EISDIR if os.path.isdir(file) else errno.EACCES, os.strerror(code))
+                    missing = errno.EACCES if os.path.exists(file) else errno.ENOENT
+                    raise OSError(code := errno.EISDIR if os.path.isdir(file) else missing, os.strerror(code))
                 continue
             if os.path.lexists(file):
                 os.unlink(file)
@@ -294,7 +314,7 @@ def become(
             raise CannotRunError(text, 1)
         if wanted:
             raise CannotRunError(f"{text}; run it without {' and '.join(wanted.values())}, which it cannot write", 1)
-        print(f"pinning: {text}", file=sys.stderr, flush=True)
+        say(text)
     make_way(wanted)
     restore_signals()
     try:

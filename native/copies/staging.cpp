@@ -240,7 +240,7 @@ class Handle : public Staged {
 
 class Rings : public Staging {
  public:
-  Rings(VendorDevice& device, std::uint32_t worn, std::uintptr_t context = 0)
+  Rings(VendorDevice& device, std::uint32_t worn, std::uint64_t context = 0)
       : device_(device), context_(context), worn_(worn), lists_(device) {}
 
   std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
@@ -253,7 +253,7 @@ class Rings : public Staging {
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
   std::uint64_t trim() override;
-  /// Unmap rings whose context is gone.
+  /// Forget rings whose context is gone, without a word to the vendor: others may have memory at their addresses.
   void forget_gone(CopyThreads& threads);
   /// Whether the device has passed a transfer. Its ring may be in use by another queue by now, begun anew, or freed.
   bool passed(Transfer const& transfer, std::uint64_t era) noexcept {
@@ -264,7 +264,7 @@ class Rings : public Staging {
     return reached((*ring)->words().taken.load(std::memory_order_acquire), transfer.end());
   }
   /// Whether these rings are for the same device in the same context.
-  bool is_of(VendorDevice& device, std::uintptr_t context) const {
+  bool is_of(VendorDevice& device, std::uint64_t context) const {
     return context != 0 && context == context_ && device.name() == device_.name();
   }
   bool empty() noexcept override {
@@ -316,7 +316,7 @@ class Rings : public Staging {
   void retire(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   VendorDevice& device_;
-  std::uintptr_t const context_;  // 0 if unknown
+  std::uint64_t const context_;  // its number; 0 if unknown
   std::uint32_t const worn_;  // chunks after which an idle ring counts from 0 again
   PartLists lists_;
   std::mutex mutex_;
@@ -602,6 +602,7 @@ std::unique_ptr<Staging::Block> Rings::borrow(std::uint64_t at_most, StagingLimi
 std::uint64_t Rings::trim() {
   std::uint64_t freed = lists_.trim();
   CopyThreads* const threads = CopyThreads::known();
+  if (threads != nullptr) forget_gone(*threads);  // below, their words are read
   std::vector<std::unique_ptr<Ring>> out;
   {
     std::lock_guard const guard(mutex_);
@@ -631,7 +632,7 @@ std::uint64_t Rings::trim() {
   return freed;
 }
 
-/// Unmap our own mappings whose registration is gone with its context. Rings that are being checked count as in use.
+/// Rings that are being checked count as in use.
 void Rings::forget_gone(CopyThreads& threads) {
   std::vector<Ring*> asked, gone;
   std::vector<std::unique_ptr<Ring>> out;
@@ -639,12 +640,12 @@ void Rings::forget_gone(CopyThreads& threads) {
     std::lock_guard const guard(mutex_);
     asked.reserve(rings_.size()), gone.reserve(rings_.size()), out.reserve(rings_.size());
     for (auto const& ring : rings_) {
-      if (ring->memory.mapped > 0 && ring->users == 0 && threads.left(*ring)) ++ring->users, asked.push_back(ring.get());
+      if (ring->memory.ptr != 0 && ring->users == 0 && threads.left(*ring)) ++ring->users, asked.push_back(ring.get());
     }
   }
   for (Ring* const ring : asked) {
     try {
-      if (!device_.memory_info(ring->memory.ptr)) gone.push_back(ring);
+      if (ring->memory.is_gone(device_)) gone.push_back(ring);
     } catch (std::exception const&) {  // a lost device: the ring stays
     }
   }
@@ -658,7 +659,7 @@ void Rings::forget_gone(CopyThreads& threads) {
     }
     std::erase(rings_, nullptr);
   }
-  for (auto const& ring : out) ring->memory.unmap();
+  for (auto const& ring : out) ring->memory.forget();
 }
 
 /// The staging of each device.
@@ -714,9 +715,9 @@ Staging& staging(VendorDevice& device) {
     std::lock_guard const guard(all.mutex);
     if (auto const found = all.of.find(&device); found != all.of.end()) return *found->second;
   }
-  std::uintptr_t context = 0;
+  std::uint64_t context = 0;
   try {
-    if (device.is_permanent()) context = device.native_context();
+    if (device.is_permanent()) context = device.context_number();
   } catch (std::exception const&) {  // such as in a forked child
   }
   std::shared_ptr<Rings> rings;
@@ -728,7 +729,7 @@ Staging& staging(VendorDevice& device) {
     if (rings == nullptr) rings = std::make_shared<Rings>(device, worn_chunks, context);
     rings = all.of.try_emplace(&device, rings).first->second;
   }
-  // Contexts of other devices may be gone, and this device's context may have the handle of one of them.
+  // Contexts of other devices may be gone.
   if (CopyThreads* const threads = CopyThreads::known()) {
     for (auto const& each : all_known()) each->forget_gone(*threads);
   }

@@ -338,10 +338,17 @@ void heap_ends(Address end, Address before) noexcept {
   if (end != 0 && gone < before) notify_all({gone, before});
 }
 
+/// Whether the caller is a child that has our memory until it executes a program: what it forbids itself is not ours.
+/// Not asked by a system call that may be forbidden.
+bool is_vforked() noexcept {
+  return this_process.sandboxed == 0 && this_process.id != 0 && this_process.id != getpid();
+}
+
 /// Make a call that may forbid the program system calls. This library makes none from before the call on, as it may
 /// begin to hold for all threads, unless it fails.
 template <class Call>
 auto forbidding(bool forbids, Call&& call) noexcept {
+  forbids = forbids && !is_vforked();
   if (forbids) ++this_process.sandboxed;
   auto const result = call();
   if (forbids && result == -1) --this_process.sandboxed;

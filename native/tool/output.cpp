@@ -34,6 +34,11 @@ std::string of_this_process(std::string const& path) {
   return path.substr(0, place) + "." + std::to_string(getpid()) + path.substr(place);
 }
 
+/// Whether a path is that of a device or an open file, such as /dev/stdout: others use it, so it is only appended to.
+bool is_of_others(std::string const& path) {
+  return (path.starts_with("/dev/") && !path.starts_with("/dev/shm/")) || path.starts_with("/proc/");
+}
+
 /// During its lifetime, writes of this thread to a pipe without a reader, or past a size limit, fail without a signal.
 class Unsignalled {
  public:
@@ -91,11 +96,12 @@ Output& Output::standard_error() {
 
 Output Output::create(std::string const& path) {
   std::string made = path;
-  int descriptor = make(made);
+  int const appended = O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY;
+  int descriptor = is_of_others(path) ? open(path.c_str(), appended) : make(made);
   if (descriptor < 0 && errno == EEXIST) {
     struct stat found;
     if (stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {  // a device or a pipe
-      descriptor = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
+      descriptor = open(path.c_str(), appended);
     } else if (descriptor = take_unwritten(path); descriptor < 0) {
       descriptor = make(made = of_this_process(path));
       if (descriptor >= 0) say("there is a file " + path + " already: this process writes to " + made);
@@ -114,6 +120,7 @@ Output Output::create(std::string const& path) {
 }
 
 bool Output::is_written(std::string const& path) {
+  if (is_of_others(path)) return false;
   int const descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   struct stat found;
   bool const is_file = fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode);

@@ -16,10 +16,10 @@ class Output {
   /// The standard error that this process began with.
   static Output& standard_error();
   /// Create a file. If another process of this run or an earlier run has written it, create one with the process ID in
-  /// its name instead. Throws std::system_error.
+  /// its name instead. A device, a pipe or an open file, such as /dev/stdout, is appended to. Throws std::system_error.
   static Output create(std::string const& path);
 
-  /// Whether there is such a file, and a process has written it.
+  /// Whether `create` has created such a file, and a process has written it.
   static bool is_written(std::string const& path);
 
   Output(Output&& other) noexcept;

@@ -2,6 +2,7 @@
 #include "this_process.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <new>
 #include <pinning/process.hpp>
@@ -19,12 +20,14 @@ std::atomic<Watcher*> informed = nullptr;
 /// the listeners. Nor is any in a child that is made without handlers (_Fork, clone).
 void begin_in_child() {
   if (!wiped) new (&this_process) ThisProcess{};
+  this_process.id = getpid();
   this_process.watcher = informed.load();
 }
 
 [[gnu::constructor]] void begin() {
   wiped = madvise(&this_process, sizeof this_process, MADV_WIPEONFORK) == 0;  // not in gVisor
   at_fork(Subsystem::tool, begin_in_child);
+  this_process.id = getpid();
   this_process.began = true;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
@@ -30,6 +31,7 @@ struct alignas(largest_page) ThisProcess {
   std::atomic<MemoryListener*> listener;  // null unless a tool runs that locks memory
   std::atomic<Watcher*> watcher;  // of the maps, if it is informed of calls
   std::atomic<bool> began;  // this process is not a forked child
+  std::atomic<pid_t> id;  // of the process, whose memory a child of vfork has too; 0 in a child made without handlers
   std::atomic<bool> copies;  // it has looked up the driver's copy functions, which cuda/ replaces
   std::atomic<unsigned> sandboxed;  // how often it has forbidden itself system calls; it may be killed by one
 

@@ -176,3 +176,53 @@ int main(void) { char *preload = getenv("LD_PRELOAD"); puts(preload ? preload : 
     variables = {**os.environ, "LD_PRELOAD": "/no/such"}  # which that loader ignores
     done = subprocess.run([*PINNING_RUN, "--", *command], env=variables, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (3, "/no/such\n")
+
+
+def test_a_damaged_program_is_not_executed(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    head = bytearray(Path("/proc/self/exe").read_bytes()[:64])
+    for table in (1 << 63, 1 << 62):  # where its program headers begin
+        head[32:40] = table.to_bytes(8, "little")
+        program.write_bytes(head)
+        program.chmod(0o755)
+        done = subprocess.run([*PINNING_RUN, "--", program], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "cannot be executed" in done.stderr) == (126, True), done.stderr
+
+
+@pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full"])
+def test_a_line_that_cannot_be_written_stops_nothing(tmp_path: Path, closing: str) -> None:
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    source, built = tmp_path / "program.c", tmp_path / "program"
+    source.write_text("int main(void) { return 3; }")
+    if subprocess.run([compiler, "-static", source, "-o", built]).returncode:
+        pytest.skip("needs a static C library")
+    for program, code in ((built, 3), (tmp_path / "none", 127)):  # of both, the launcher has to say something
+        command = ["sh", "-c", f'exec "$@" {closing}', "sh", *PINNING_RUN, "--", program]
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=60)
+        assert (done.returncode, done.stdout) == (code, b"")
+
+
+def test_nor_does_one_to_a_pipe_whose_reader_is_gone(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run([*PINNING_RUN, "--", tmp_path / "none"], stderr=pipe, timeout=60)
+    assert done.returncode == 127
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    """With a /dev of its own, where standard output is a link to a file."""
+    private = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*private, "mount --make-rprivate /"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    (tmp_path / "dev").mkdir()
+    stdout = tmp_path / "dev" / "stdout"
+    stdout.symlink_to("/proc/self/fd/1")
+    (tmp_path / "dev" / "null").touch()
+    script = 'mount --make-rprivate / && mount --bind "$0/dev" /dev && exec "$@" > "$0/out"'
+    program = [*PINNING_RUN, "--report-file", "/dev/stdout", "--", sys.executable, "-c", "print('hello')"]
+    done = subprocess.run([*private, script, tmp_path, *program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stdout.is_symlink()
+    assert (tmp_path / "out").read_text().startswith("hello\npinning: ")
+    assert sorted(path.name for path in stdout.parent.iterdir()) == ["null", "stdout"]

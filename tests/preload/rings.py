@@ -2,7 +2,8 @@
 """Rings of staged copies, seen from outside: what the driver has registered, and what is mapped.
 
 python rings.py WHAT     Run by test_copies.py, on the stand-in and with the library loaded first. `shared`: pinning in
-the same process; `context`: rings of contexts that are destroyed; `fork`: children of fork.
+the same process; `context`: rings of contexts that are destroyed; `drivers`: the same with memory of the driver's;
+`fork`: children of fork.
 """
 
 from __future__ import annotations
@@ -91,6 +92,18 @@ def context() -> None:
     assert sum(map(is_mapped, gone - {ring})) <= 1  # a thread that leaves a ring late keeps it for one more context
 
 
+def drivers() -> None:
+    import pinning
+
+    own = ctypes.c_void_p()
+    for _ in range(3):
+        must("cuCtxCreate_v4", ctypes.byref(own), None, 0, 0)  # at the same address
+        copies(memory())
+        must("cuCtxDestroy_v2", own)
+        assert pinning.copies.trim_staging() == 0  # the driver has freed it, and reading it ends the program
+    copies(memory())
+
+
 def fork() -> None:
     there = memory()
     copies(there)
@@ -109,5 +122,5 @@ primary = ctypes.c_void_p()
 must("cuInit", 0)
 must("cuDevicePrimaryCtxRetain", ctypes.byref(primary), 0)
 must("cuCtxPushCurrent_v2", primary)
-{each.__name__: each for each in (shared, context, fork)}[sys.argv[1]]()
+{each.__name__: each for each in (shared, context, drivers, fork)}[sys.argv[1]]()
 print("right")

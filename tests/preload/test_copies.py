@@ -189,6 +189,7 @@ def test_pinned_memory_in_a_batch_is_the_drivers(run: Run, form: str) -> None:
         ("batch async stream", "pinned"),
         ("batch async stream", "past the end"),
         ("batch1 async stream", "past the end"),
+        ("batch async stream", "before the beginning"),  # of its two large copies, only the second could be made
         ("batch async stream", "small"),
         ("attributes async stream", "small"),
     ],
@@ -220,13 +221,19 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
 WRONG_ROWS = [("", "null"), *((rows, "pageable") for rows in ("shifted", "thin", "wide", "wraps", "wraps pitched"))]
 REFUSED = [
     *product(["sync", "async", "async stream", "either sync", "attributes async stream"], ["null", "two allocations"]),
+    *product(["sync", "async stream", "either sync", "attributes async stream"], ["wraps"]),
     *((f"rows {call} {rows}", memory) for call in ("sync", "async") for rows, memory in WRONG_ROWS),
 ]
 
 
 @pytest.mark.parametrize(("form", "memory"), REFUSED)
 def test_a_copy_that_the_driver_refuses_is_its_own(run: Run, form: str, memory: str) -> None:
-    said = {"null": "1 1\n", "two allocations": "1 1 untouched, untouched\n", "pageable": "error 1\n"}[memory]
+    said = {
+        "null": "1 1\n",
+        "wraps": "1 1 in little memory\n",
+        "two allocations": "1 1 untouched, untouched\n",
+        "pageable": "error 1\n",
+    }[memory]
     plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
     assert ran.outcome == plain.outcome == (0, said, "")
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
@@ -251,6 +258,7 @@ def test_captures_are_left_alone(run: Run) -> None:
     assert ran.outcome == (0, "capture 0\n", "")
     assert ran.staged == 0
     assert run("proc", "sync", "beside capture").out == "error 900\n"  # the driver's own error
+    assert run("proc", "async stream", "captured meanwhile").outcome == (0, "capture 0\n", "")
 
 
 SYNCHRONOUS = ["cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds", "cuMemcpy", "cuMemcpy_ptds", "rows cuMemcpy2D_v2"]
@@ -436,16 +444,20 @@ def test_failures_now_and_then_end_no_staging(build: Callable[[Driver], Path], t
     assert log.read_text().count("cuMemcpyHtoD ") == 4
 
 
-@pytest.mark.parametrize("what", ["shared", "context", "fork"])
-def test_rings(build: Callable[[Driver], Path], what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "configuration"), [("shared", ""), ("context", ""), ("drivers", "confidential"), ("fork", "")]
+)
+def test_rings(build: Callable[[Driver], Path], what: str, configuration: str) -> None:
     needs_two_processors()
-    done = run_script(build, "rings.py", what, PINNING_COPIES_MIN_BYTES="64KiB")
+    done = run_script(build, "rings.py", what, configuration=configuration, PINNING_COPIES_MIN_BYTES="64KiB")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
-@pytest.mark.parametrize("memory", ["pageable", "pinned", "small"])
-def test_the_report(run: Run, memory: str) -> None:
-    ran = run("proc", "async", memory, PINNING_REPORT="-")
+@pytest.mark.parametrize(
+    ("way", "memory"), [("proc", "pageable"), ("linked", "pageable"), ("proc", "pinned"), ("proc", "small")]
+)
+def test_the_report(run: Run, way: str, memory: str) -> None:
+    ran = run(way, "async", memory, PINNING_REPORT="-")
     assert ran.out == "same\n"
     size = "4 KiB" if memory == "small" else "4 MiB"
     how = {"pageable": " staged (", "pinned": " of pinned memory", "small": " too small to stage ("}[memory]
@@ -453,7 +465,18 @@ def test_the_report(run: Run, memory: str) -> None:
         assert f"pinning: copied {direction} devices: {size} in 1{how}" in ran.errors
     if memory != "small":
         assert "pinning: large copies by size: 4 MiB 2x\n" in ran.errors
-        assert "pinning: by opened: 8 MiB in 2 (" in ran.errors
+        assert f"pinning: by {'linked' if way == 'linked' else 'opened'}: 8 MiB in 2 (" in ran.errors
+
+
+def test_the_report_counts_small_rows(run: Run) -> None:
+    report = run("proc", "rows sync", "small", PINNING_REPORT="-").errors
+    assert "pinning: copied either way: 8 KiB in 2 too small to stage (" in report
+
+
+def test_what_a_child_of_vfork_forbids_itself_is_not_forbidden_here(run: Run) -> None:
+    ran = run("proc", "sync", "vfork")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
 
 
 @pytest.mark.parametrize(("form", "memory"), [("sync", "past the end"), ("sync", "null"), ("rows", "past the end")])

@@ -123,9 +123,14 @@ using TheContexts = Only<Contexts>;
 
 /// Whether the stream may still execute what was submitted to it.
 bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
+  auto* const handle = reinterpret_cast<void*>(stream);
+  auto const is_of_capture = [](int code) { return code >= 900 && code <= 910; };
+  // A capture may have begun meanwhile. A query of its stream would end it.
+  int status = 0, code = driver.cuStreamIsCapturing(handle, &status);
+  if (is_of_capture(code) || (code == success && status != 0)) return true;
   BesideCaptures const beside(driver);
-  int const code = driver.cuStreamQuery(reinterpret_cast<void*>(stream));
-  return code == success || code == not_ready || (code >= 900 && code <= 910);  // a capture has begun meanwhile
+  code = driver.cuStreamQuery(handle);
+  return code == success || code == not_ready || is_of_capture(code);
 }
 
 /// Wait until the program may go on; false if the device fails before. A synchronous call to the device leaves nothing
@@ -182,6 +187,7 @@ std::optional<CopyPlan> plan(Memory& memory, Request& request) {
 
 /// Return `staged` if the copy is between large pageable memory and a device, otherwise why not. Sets the direction.
 Outcome could_be(Request& request) noexcept {
+  if (request.wraps()) return Outcome::other_memory;  // the driver refuses it
   try {
     Memory memory;
     auto const planned = plan(memory, request);
@@ -260,16 +266,20 @@ Outcome stage_group(Driver const& driver, Group const& group) {
   }
 }
 
+/// Set the outcome of each request whose outcome is `staged`.
+template <class OutcomeOf>
+void for_each_staged(std::span<Request> requests, Outcome* outcomes, OutcomeOf&& outcome_of) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
+  }
+}
+
 }  // namespace
 
-void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
+void decide(std::span<Request> requests, Outcome* outcomes) noexcept {
   tool::Uncancelled const uncancelled;
   Driver const* const driver = Driver::get();
-  auto const each = [&](auto&& outcome_of) {
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
-    }
-  };
+  auto const each = [&](auto&& outcome_of) { for_each_staged(requests, outcomes, outcome_of); };
   // Before any question to the driver, whose locks other threads may have held at the fork.
   Contexts const* const made = TheContexts::if_made();
   if (made != nullptr && is_parents(made->made_in)) return each([](Request const&) { return Outcome::child; });
@@ -277,6 +287,11 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
   if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
   if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });
   each(could_be);
+}
+
+void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
+  tool::Uncancelled const uncancelled;
+  auto const each = [&](auto&& outcome_of) { for_each_staged(requests, outcomes, outcome_of); };
   for (int kind = 0; kind < 4; ++kind) {
     auto const toward = (kind & 1) != 0 ? Request::Toward::device : Request::Toward::host;
     bool const early = (kind & 2) != 0;
@@ -289,7 +304,7 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
         return Outcome::staged;
       });
       if (group.parts.empty()) continue;
-      outcome = stage_group(*driver, group);
+      outcome = stage_group(*Driver::get(), group);
     } catch (...) {
     }
     each([&](Request const& request) { return is_of_it(request) ? outcome : Outcome::staged; });
@@ -320,6 +335,7 @@ bool split(Request request) noexcept {
       Request part = request;
       part.dst = step.dst, part.src = step.src, part.width = step.size;
       auto outcome = part.width < settings.min_bytes ? Outcome::small : Outcome::staged;
+      decide({&part, 1}, &outcome);
       stage({&part, 1}, &outcome);
       if (outcome != Outcome::staged) code = driver->cuMemcpyAsync(part.dst, part.src, part.width, stream);
       if (code != success) break;

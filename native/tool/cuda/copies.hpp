@@ -53,10 +53,14 @@ enum class Outcome : std::uint8_t {
   outcomes,
 };
 
-/// Copy by the threads of libpinning, through pinned blocks, and return no earlier than the driver would: to the host
-/// once all is copied, to the device once the source is read, and if the call is synchronous, once the device has it all. Requests whose outcome is not `staged` before the call are ignored;
-/// the others are of one stream, may be copied in any order, and get their outcome: after any but `staged`, nothing is
-/// in progress. `Toward::either` is replaced by the actual direction.
+/// Decide which requests can be staged, and copy nothing. Requests whose outcome is not `staged` before the call are
+/// ignored; the others are of one stream, and get their outcome. `Toward::either` is replaced by the actual direction.
+void decide(std::span<Request> requests, Outcome* outcomes) noexcept;
+
+/// Copy the requests for which `decide` has left `staged` by the threads of libpinning, through pinned blocks, in any
+/// order, and return no earlier than the driver would: to the host once all is copied, to the device once the source is
+/// read, and if the call is synchronous, once the device has it all. They get their outcome: after any but `staged`,
+/// nothing is in progress.
 void stage(std::span<Request> requests, Outcome* outcomes) noexcept;
 
 /// Repeat in parts a copy that the driver has refused, if it crosses the border of a lock of our own, unknown to the

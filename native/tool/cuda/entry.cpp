@@ -33,10 +33,15 @@ int call(Symbol symbol, Arguments... arguments) {
 
 /// Stage a copy or call `driver`, the driver's own copy, and note the outcome.
 template <class Driver>
-[[gnu::noinline]] int copy_watched(Request request, Driver const& driver) {
+[[gnu::noinline]] int copy_watched(Symbol symbol, Request request, Driver const& driver) {
+  driver_function(symbol);  // begins the report, also of a program that is linked to the driver
   auto const began = settings.watches ? pinning::tool::now() : pinning::tool::Moment();
   Outcome outcome = Outcome::small;
-  if (request.size() >= settings.min_bytes) outcome = Outcome::staged, stage({&request, 1}, &outcome);
+  if (request.size() >= settings.min_bytes) {
+    outcome = Outcome::staged;
+    decide({&request, 1}, &outcome);
+    stage({&request, 1}, &outcome);
+  }
   int code = success;
   if (outcome != Outcome::staged) {
     code = driver();
@@ -47,8 +52,8 @@ template <class Driver>
 }
 
 template <class MakeRequest, class Driver>
-inline int copy(std::size_t size, MakeRequest const& request, Driver const& driver) {
-  if (size >= settings.min_bytes || settings.watches) [[unlikely]] return copy_watched(request(), driver);
+inline int copy(Symbol symbol, std::size_t size, MakeRequest const& request, Driver const& driver) {
+  if (size >= settings.min_bytes || settings.watches) [[unlikely]] return copy_watched(symbol, request(), driver);
   int code = driver();
   if (code == invalid_value && split(request())) [[unlikely]] code = success;
   if (code == success) count_moved(CopyPath::small, size);
@@ -66,42 +71,44 @@ std::uintptr_t handle(void* stream, std::uintptr_t null_stream) noexcept {
 template <Symbol symbol, std::uintptr_t null_stream>
 int to_device(unsigned long long dst, void const* src, std::size_t size) {
   return copy(
-      size, [&] { return Request{Request::Toward::device, dst, address_of(src), size, null_stream, true}; },
+      symbol, size, [&] { return Request{Request::Toward::device, dst, address_of(src), size, null_stream, true}; },
       [&] { return call(symbol, dst, src, size); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int to_device_async(unsigned long long dst, void const* src, std::size_t size, void* stream) {
   return copy(
-      size, [&] { return Request{Request::Toward::device, dst, address_of(src), size, handle(stream, null_stream)}; },
+      symbol, size,
+      [&] { return Request{Request::Toward::device, dst, address_of(src), size, handle(stream, null_stream)}; },
       [&] { return call(symbol, dst, src, size, stream); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int to_host(void* dst, unsigned long long src, std::size_t size) {
   return copy(
-      size, [&] { return Request{Request::Toward::host, address_of(dst), src, size, null_stream, true}; },
+      symbol, size, [&] { return Request{Request::Toward::host, address_of(dst), src, size, null_stream, true}; },
       [&] { return call(symbol, dst, src, size); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int to_host_async(void* dst, unsigned long long src, std::size_t size, void* stream) {
   return copy(
-      size, [&] { return Request{Request::Toward::host, address_of(dst), src, size, handle(stream, null_stream)}; },
+      symbol, size,
+      [&] { return Request{Request::Toward::host, address_of(dst), src, size, handle(stream, null_stream)}; },
       [&] { return call(symbol, dst, src, size, stream); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int either(unsigned long long dst, unsigned long long src, std::size_t size) {
   return copy(
-      size, [&] { return Request{Request::Toward::either, dst, src, size, null_stream, true}; },
+      symbol, size, [&] { return Request{Request::Toward::either, dst, src, size, null_stream, true}; },
       [&] { return call(symbol, dst, src, size); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int either_async(unsigned long long dst, unsigned long long src, std::size_t size, void* stream) {
   return copy(
-      size, [&] { return Request{Request::Toward::either, dst, src, size, handle(stream, null_stream)}; },
+      symbol, size, [&] { return Request{Request::Toward::either, dst, src, size, handle(stream, null_stream)}; },
       [&] { return call(symbol, dst, src, size, stream); });
 }
 
@@ -145,20 +152,20 @@ Request request_of(Rows const& rows, std::uintptr_t stream, bool synchronous) {
 }
 
 template <class Driver>
-int copy_rows(Rows const* rows, std::uintptr_t stream, bool synchronous, Driver const& driver) {
-  if (rows == nullptr || rows->WidthInBytes * rows->Height < settings.min_bytes) return driver();
+int copy_rows(Symbol symbol, Rows const* rows, std::uintptr_t stream, bool synchronous, Driver const& driver) {
+  if (rows == nullptr) return driver();
   Request const request = request_of(*rows, stream, synchronous);
-  return request.width == 0 ? driver() : copy_watched(request, driver);
+  return request.width == 0 ? driver() : copy(symbol, request.size(), [&] { return request; }, driver);
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int in_rows(Rows const* rows) {
-  return copy_rows(rows, null_stream, true, [&] { return call(symbol, rows); });
+  return copy_rows(symbol, rows, null_stream, true, [&] { return call(symbol, rows); });
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int in_rows_async(Rows const* rows, void* stream) {
-  return copy_rows(rows, handle(stream, null_stream), false, [&] { return call(symbol, rows, stream); });
+  return copy_rows(symbol, rows, handle(stream, null_stream), false, [&] { return call(symbol, rows, stream); });
 }
 
 // ---- with attributes; and in batches, whose copies may be done in any order ----
@@ -179,7 +186,8 @@ template <Symbol symbol, std::uintptr_t null_stream>
 int with_attributes(unsigned long long dst, unsigned long long src, std::size_t size, CopyAttributes* attributes, void* stream) {
   auto const driver = [&] { return call(symbol, dst, src, size, attributes, stream); };
   if (attributes == nullptr || !is_valid(*attributes)) return driver();  // with its error
-  return copy(size, [&] { return request_of(dst, src, size, handle(stream, null_stream), *attributes); }, driver);
+  auto const request = [&] { return request_of(dst, src, size, handle(stream, null_stream), *attributes); };
+  return copy(symbol, size, request, driver);
 }
 
 struct Batch {
@@ -219,8 +227,9 @@ struct Rest {
 };
 
 template <class Driver>
-[[gnu::noinline]] int copy_batch_watched(Batch const& batch, std::uintptr_t stream, std::size_t* failed,
+[[gnu::noinline]] int copy_batch_watched(Symbol symbol, Batch const& batch, std::uintptr_t stream, std::size_t* failed,
                                          Driver const& driver, bool stages) {
+  driver_function(symbol);  // begins the report
   auto const began = settings.watches ? pinning::tool::now() : pinning::tool::Moment();
   std::vector<Request> requests;
   std::vector<Outcome> outcomes(batch.count, Outcome::small);
@@ -231,20 +240,27 @@ template <class Driver>
     requests.push_back(request_of(batch.dsts[i], batch.srcs[i], batch.sizes[i], stream, batch.attributes[kind]));
     if (stages && batch.sizes[i] >= least_of_batch) outcomes[i] = Outcome::staged;
   }
-  if (stages) stage(requests, outcomes.data());
-  Rest rest;
-  for (std::size_t i = 0; i < batch.count; ++i) {
-    if (outcomes[i] != Outcome::staged) rest.add(batch, i, kinds[i]);
-  }
-  int const code = rest.places.empty() ? success : driver(rest.batch());
+  if (stages) decide(requests, outcomes.data());
+  std::vector<bool> done(batch.count);
+  auto const leave_rest = [&] {
+    Rest rest;
+    for (std::size_t i = 0; i < batch.count; ++i) {
+      if (outcomes[i] != Outcome::staged && !done[i]) rest.add(batch, i, kinds[i]), done[i] = true;
+    }
+    int const code = rest.places.empty() ? success : driver(rest.batch());
+    if (code != success && failed != nullptr && *failed < rest.places.size()) *failed = rest.places[*failed];
+    return code;
+  };
+  // The driver first: of a batch that it refuses, nothing is written that it does not write.
+  int code = leave_rest();
+  if (code == success && stages) stage(requests, outcomes.data()), code = leave_rest();
   if (code == success) note(requests, outcomes.data(), began);
-  else if (failed != nullptr && *failed < rest.places.size()) *failed = rest.places[*failed];
   return code;
 }
 
 /// Batches whose arguments are invalid go to the driver, which refuses them.
 template <class Driver>
-int copy_batch(Batch const& batch, std::uintptr_t stream, std::size_t* failed, Driver const& driver) {
+int copy_batch(Symbol symbol, Batch const& batch, std::uintptr_t stream, std::size_t* failed, Driver const& driver) {
   if (stream == legacy_stream || !batch.is_valid()) return driver(batch);
   std::size_t all = 0, large = 0;
   for (std::size_t i = 0; i < batch.count; ++i) {
@@ -254,7 +270,7 @@ int copy_batch(Batch const& batch, std::uintptr_t stream, std::size_t* failed, D
   bool const stages = large >= settings.min_bytes;
   if (stages || settings.watches) [[unlikely]] {
     try {
-      return copy_batch_watched(batch, stream, failed, driver, stages);
+      return copy_batch_watched(symbol, batch, stream, failed, driver, stages);
     } catch (std::bad_alloc const&) {
     }
   }
@@ -269,7 +285,8 @@ int in_batch(unsigned long long* dsts, unsigned long long* srcs, std::size_t* si
   auto const driver = [&](Batch const& some) {
     return call(symbol, some.dsts, some.srcs, some.sizes, some.count, some.attributes, some.firsts, some.kinds, stream);
   };
-  return copy_batch({dsts, srcs, sizes, count, attributes, firsts, kinds}, handle(stream, null_stream), nullptr, driver);
+  Batch const batch{dsts, srcs, sizes, count, attributes, firsts, kinds};
+  return copy_batch(symbol, batch, handle(stream, null_stream), nullptr, driver);
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>
@@ -278,7 +295,8 @@ int in_first_batch(unsigned long long* dsts, unsigned long long* srcs, std::size
   auto const driver = [&](Batch const& some) {
     return call(symbol, some.dsts, some.srcs, some.sizes, some.count, some.attributes, some.firsts, some.kinds, failed, stream);
   };
-  return copy_batch({dsts, srcs, sizes, count, attributes, firsts, kinds}, handle(stream, null_stream), failed, driver);
+  Batch const batch{dsts, srcs, sizes, count, attributes, firsts, kinds};
+  return copy_batch(symbol, batch, handle(stream, null_stream), failed, driver);
 }
 
 constexpr std::uint64_t per_thread_flag = 2;  // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM

@@ -76,6 +76,15 @@ class CudaDevice : public VendorDevice {
     driver_.started().check();
     return context();
   }
+  std::uint64_t context_number() override {
+    Where const handle = native_context();
+    if (!driver_.cuCtxGetId) return handle;
+    unsigned long long number = 0;
+    int const code = driver_.cuCtxGetId(reinterpret_cast<void*>(handle), &number);
+    if (code == CUDA_ERROR_INVALID_CONTEXT || code == CUDA_ERROR_CONTEXT_IS_DESTROYED) return 0;
+    driver_.check_code(driver_.cuCtxGetId, code);
+    return number;
+  }
 
   std::string description() override {
     driver_.started().check();

@@ -133,9 +133,10 @@ struct AccessDescription {
   FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
            void**, void**)
 
-// Null in drivers that lack them. The first came with 12.3. The second is exported as cuMemcpyBatchAsync, since 12.8; the
-// third came with 13.0, whose header calls it by that name.
+// Null in drivers that lack them. The first came with 12.0, the second with 12.3. The third is exported as
+// cuMemcpyBatchAsync, since 12.8; the fourth came with 13.0, whose header calls it by that name.
 #define PINNING_CUDA_NEWER_FUNCTIONS(FUNCTION)                                                          \
+  FUNCTION(cuCtxGetId, int, void*, unsigned long long*)                                                 \
   FUNCTION(cuStreamGetCaptureInfo_v3, int, void*, int*, std::uint64_t*, void**, void const**, void const**, std::size_t*) \
   FUNCTION(cuMemcpyBatchAsync_v1, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
            CopyAttributes*, std::size_t*, std::size_t, std::size_t*, void*)                             \
@@ -149,6 +150,7 @@ struct AccessDescription {
   CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
   CONSTANT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                 \
+  CONSTANT(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)                        \
   CONSTANT(CUDA_ERROR_TOO_MANY_PEERS, 711)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \
   CONSTANT(CUDA_ERROR_NOT_SUPPORTED, 801)                               \

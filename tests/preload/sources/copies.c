@@ -30,6 +30,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -278,6 +279,68 @@ static void copy_in_a_fork(CUdeviceptr device, char const *source) {
     printf("child %d\n", WEXITSTATUS(status));
 }
 
+// A child of vfork forbids itself system calls, and executes a program.
+static void forbid_in_a_child(void) {
+    struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog const program = {1, &allow};
+    pid_t const child = vfork();
+    if (child == 0) {
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) _exit(5);
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(6);
+        execl("/bin/sh", "sh", "-c", "exit 0", NULL);
+        _exit(7);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    MUST(status);
+}
+
+// Copies of so many bytes that they would pass the end of all addresses.
+static int refused_in_little_memory(char const *to_device, char const *to_host, CUdeviceptr device, char *memory) {
+    struct rlimit const most = {(rlim_t)4 << 30, (rlim_t)4 << 30};
+    MUST(setrlimit(RLIMIT_AS, &most));
+    int const code = copy(to_device, device + 4096, (CUdeviceptr)memory, (size_t)-1);
+    struct rusage usage;
+    printf("%d %d ", code, copy(to_host, (CUdeviceptr)memory, device + 4096, (size_t)-1));
+    MUST(getrusage(RUSAGE_SELF, &usage));
+    puts(usage.ru_maxrss < 1 << 20 ? "in little memory" : "in much memory");
+    return 0;
+}
+
+struct waiting {
+    CUcontext context;
+    CUdeviceptr device;
+    char const *name, *source;
+};
+
+static void *copy_in_a_thread(void *given) {
+    struct waiting const *waiting = given;
+    MUST(cuCtxSetCurrent(waiting->context));
+    MUST(copy(waiting->name, waiting->device, (CUdeviceptr)waiting->source, SIZE));
+    return NULL;
+}
+
+// Captures the stream while a copy in it waits for earlier work.
+static int capture_during_a_copy(struct waiting waiting) {
+    unsigned volatile *word;
+    pthread_t thread;
+    CUgraph graph;
+    MUST(cuMemHostAlloc((void **)&word, 4096, 0));
+    *word = 0;
+    copy_in_a_thread(&waiting);  // so that the next one is submitted at once
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuStreamWaitValue32(stream, (CUdeviceptr)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    MUST(pthread_create(&thread, NULL, copy_in_a_thread, &waiting));
+    usleep(200000);
+    MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    usleep(200000);
+    printf("capture %d\n", (int)cuStreamEndCapture(stream, &graph));
+    *word = 1;
+    MUST(pthread_join(thread, NULL));
+    MUST(cuStreamSynchronize(stream));
+    return 0;
+}
+
 int main(int count, char **arguments) {
     if (count < 4) return 2;
     way = arguments[1];
@@ -366,11 +429,16 @@ int main(int count, char **arguments) {
         MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
     }
     if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
+    if (!strcmp(kind, "vfork")) forbid_in_a_child();
     if (!strcmp(kind, "asks about system calls")) ask_about_system_calls();
     if (!strcmp(kind, "sandboxed")) forbid_more();
     if (!strcmp(kind, "guarded")) guard(source, result);
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
     char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
+    if (!strcmp(kind, "captured meanwhile")) {
+        return capture_during_a_copy((struct waiting){context, device, to_device, source});
+    }
+    if (!strcmp(kind, "wraps")) return refused_in_little_memory(to_device, to_host, device, source);
     if (!strcmp(kind, "null")) {
         int const code = copy(to_device, device, 0, SIZE);
         printf("%d %d\n", code, copy(to_host, 0, device, SIZE));
@@ -388,10 +456,14 @@ int main(int count, char **arguments) {
         printf("%s\n", memcmp(result, source, 4096) == 0 ? "untouched" : "changed");
         return 0;
     }
+    bool const is_before = !strcmp(kind, "before the beginning");
     size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;
-    int const code = copy(to_device, device + past, (CUdeviceptr)source, size);
+    int const code = copy(to_device, device + past - (is_before ? MIB : 0), (CUdeviceptr)source, size);
     if (code != 0) {
         printf("error %d\n", code);
+        if (!is_before) return 0;
+        MUST(cuMemcpyDtoH_v2(result, device + MIB, 4096));
+        printf("%s\n", memcmp(result, result + 4096, 4096) == 0 ? "untouched" : "changed");  // zeros, as the memory was
         return 0;
     }
     if (!strcmp(kind, "captured")) {
