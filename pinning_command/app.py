@@ -62,7 +62,7 @@ def _parser(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
 
 
 def _interval(value: str) -> float:
-    if not float(value) >= 0.1:
+    if not 0.1 <= float(value) <= 86_400:
         raise ValueError
     return float(value)
 
@@ -204,8 +204,8 @@ def top(
         float,
         typer.Option(
             metavar="NUMBER",
-            parser=_parser(_interval, "a number of 0.1 or more"),
-            help="Seconds between updates, 0.1 or more.",
+            parser=_parser(_interval, "a number between 0.1 and 86400"),
+            help="Seconds between updates, 0.1 to 86400.",
         ),
     ] = 1.0,
 ) -> None:

@@ -234,7 +234,7 @@ class DeviceArray(View):
         copy: bool | None = None,
     ) -> object:
         if exchange.leaves_device(self, dl_device, copy):
-            return self.copy_to_host().__dlpack__(max_version=max_version)
+            return exchange.dlpack_of_copy(self.copy_to_host(), max_version)
         exchange.check_exportable(self, max_version, copy)
         return exchange.dlpack(self.copy() if copy else self, stream, max_version, bool(copy))
 
@@ -248,7 +248,7 @@ def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], eleme
     """The elements, broadcast, that NumPy would assign for `value`; `element`: the part is a single element."""
     refuse_mask(value)
     if isinstance(value, numpy.ndarray) and not element and 0 not in shape:
-        array = _without_leading(value, len(shape))
+        array = _without_leading(numpy.asarray(value), len(shape))  # a numpy.matrix would keep two dimensions
         numpy.broadcast_to(array, shape)  # refuses before it converts, as NumPy does
         return numpy.broadcast_to(array.astype(dtype, copy=False), shape)
     if 0 not in shape:  # a value that is one element is converted once

@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from pinning.arrays.buffer import Buffer
-from pinning.arrays.layout import address_of, layout_at, refuse_mask
+from pinning.arrays.layout import Array, address_of, layout_at, refuse_mask
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError, PluginUnavailableError
 from pinning.interop.array_memory import array_memory
@@ -145,13 +145,20 @@ def check_exportable(array: View, max_version: tuple[int, int] | None, copy: boo
 def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:
     """A capsule, as the array API specifies for ``__dlpack__``."""
     own = dlpack_device(array)
-    kind, bits = dlpack_type(array.dtype)
     _order(array, stream)
-    return make_capsule(
-        array, array.device_ptr, own, kind, bits, array.shape,
-        tuple(step // array.dtype.itemsize for step in array.strides),
-        _versioned(max_version), array.read_only, is_copy,
-    )  # fmt: skip
+    return _capsule(array, array._layout, array.device_ptr, own, _versioned(max_version), is_copy)
+
+
+def dlpack_of_copy(array: Array, max_version: tuple[int, int] | None) -> object:
+    """A capsule with a copy on the host."""
+    return _capsule(array, array, address_of(array), (_CPU, 0), _versioned(max_version), True)
+
+
+def _capsule(owner: object, layout: Array, ptr: int, device: tuple[int, int], versioned: bool, copied: bool) -> object:
+    kind, bits = dlpack_type(layout.dtype)
+    strides = tuple(step // layout.itemsize for step in layout.strides)
+    read_only = not layout.flags.writeable
+    return make_capsule(owner, ptr, device, kind, bits, layout.shape, strides, versioned, read_only, copied)
 
 
 def _versioned(max_version: tuple[int, int] | None) -> bool:

@@ -73,8 +73,17 @@ def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: st
 def plan_like(array: Array) -> Plan:
     """The plan for a new array like `array`, without gaps, its dimensions in the same order in memory."""
     usable_dtype(array.dtype)
-    like = numpy.empty_like(array, order="K", subok=False)
-    return Plan(like.shape, like.dtype, None if like.flags.c_contiguous else like.strides, "C")
+    return Plan(array.shape, array.dtype, None if array.flags.c_contiguous else compact_strides(array), "C")
+
+
+def compact_strides(array: Array) -> tuple[int, ...]:
+    """The strides of a new array like `array`, without gaps, its dimensions in the same order in memory."""
+    if array.flags.c_contiguous:
+        return array.strides
+    strides, step = [0] * array.ndim, array.itemsize
+    for axis in sorted(range(array.ndim), key=lambda axis: (abs(array.strides[axis]), -axis)):
+        strides[axis], step = step, step * array.shape[axis]
+    return tuple(strides)
 
 
 def check_order(order: str, *others: str) -> None:

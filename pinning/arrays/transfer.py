@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from pinning.arrays.buffer import run
-from pinning.arrays.layout import Array, address_of, check_order, plan_like
+from pinning.arrays.layout import Array, address_of, check_order, compact_strides, plan_like
 from pinning.arrays.move import Side, move
 from pinning.arrays.streams import Stream, queue_of
 from pinning.arrays.view import View, new_view
@@ -23,14 +23,12 @@ def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     """Copy to the host; see `DeviceArray.copy_to_host`."""
     forwards = _forwards(array._layout)
     layout = array._layout[forwards]
-    host = numpy.empty_like(layout, order="K", subok=False)
-    final = host[forwards] if ary is None else ary
     if ary is not None:
         check_alike(ary, array._layout)
         if not ary.flags.writeable:
             raise LayoutError("ary is read-only; copy into a writable array")
-        if _same_places(ary, host[forwards]):
-            host = _turned(ary, forwards)
+    host = _directly(layout, ary, forwards)
+    final = host[forwards] if ary is None else ary
     if not array.nbytes:
         return final
 
@@ -56,10 +54,8 @@ def put(array: View, source: Array, stream: Stream) -> None:
         end: Any = End(address_of(layout), array.nbytes, array._buffer.place, False, array._buffer)
         run(lambda queue, before: [fill_async(end, pattern, None, queue, before)], array.device, stream, array._buffer)
         return
-    host = numpy.empty_like(layout, order="K", subok=False)
-    if _same_places(source, host[forwards]):
-        host = _turned(source, forwards)
-    else:
+    host = _directly(layout, source, forwards)
+    if not numpy.may_share_memory(host, source):
         host[forwards] = source
     run(partial(move, _of(array, layout), _of_host(host)), array.device, stream, array._buffer)
 
@@ -69,7 +65,7 @@ def take(array: View, origin: View, stream: Stream) -> None:
     check_alike(origin._layout, array._layout)
     _check_writable(array)
     if origin.device is not array.device:
-        if not (_same_places(origin._layout, array._layout) and _is_compact(array._layout)):
+        if not (_same_places(origin._layout, array.strides) and _is_compact(array._layout)):
             put(array, fetch(origin, None, None), stream)  # rows cannot be copied from one vendor's device to another's
             return
     elif array.size and numpy.may_share_memory(array._layout, origin._layout):
@@ -122,14 +118,25 @@ def _turned(array: Array, forwards: tuple[Any, ...]) -> Array:
     return array[forwards] if any(index is not ... and index.step == -1 for index in forwards) else array
 
 
+def _directly(layout: Array, array: Array | None, forwards: tuple[Any, ...]) -> Array:
+    """The host's side of a copy, with dimensions reversed as in `layout`: `array` if it suits, else a new one."""
+    if array is not None:
+        turned = _turned(array, forwards)
+        # Of several parts, the copy of one could overwrite what another has yet to read.
+        torn = numpy.may_share_memory(array, layout) and not _is_compact(layout)
+        if _same_places(turned, compact_strides(layout)) and not torn:
+            return turned
+    return numpy.empty_like(layout, order="K", subok=False)
+
+
 def _is_compact(array: Array) -> bool:
     """Whether the elements are contiguous, in any order of dimensions, without negative strides."""
-    return _same_places(array, numpy.empty_like(array, order="K", subok=False))
+    return _same_places(array, compact_strides(array))
 
 
-def _same_places(array: Array, other: Array) -> bool:
-    """Whether two arrays of one shape have their elements at the same offsets."""
-    steps = zip(array.shape, array.strides, other.strides, strict=True)
+def _same_places(array: Array, strides: tuple[int, ...]) -> bool:
+    """Whether the elements are at the same offsets as those of an array of this shape with these strides."""
+    steps = zip(array.shape, array.strides, strides, strict=True)
     return all(length == 1 or step == wanted for length, step, wanted in steps)
 
 

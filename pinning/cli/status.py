@@ -17,6 +17,7 @@ _HEAD = struct.Struct("=QIIQq4QQQQ5QQ")
 _NO_LIMIT = 2**64 - 1
 _SLOT = struct.Struct("=QQq23s?48s160s")
 _SLOTS_AT = 256
+_MOST_SLOTS = 4096
 PATHS = ("direct", "staged", "plain", "small")
 
 
@@ -75,12 +76,16 @@ def status_of(pid: int) -> Status:
     page = _page_of(pid)
     if not any(page[: _HEAD.size]):  # the process is making it
         raise _nothing_locked(pid)
-    magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
-    if magic != _MAGIC or version != _VERSION:
-        raise NoStatusError(f"process {pid} runs a version of pinning whose status page this one cannot read")
+    unreadable = NoStatusError(f"process {pid} runs a version of pinning whose status page this one cannot read")
+    try:
+        magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
+        if magic != _MAGIC or version != _VERSION:
+            raise unreadable
+        listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
+        locks = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
+    except struct.error:  # any process may have a file of this name
+        raise unreadable from None
     locked, registrations, unlisted, limit, used, idle, external, idle_limit, by_peers = figures[len(PATHS) :]
-    listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
-    locks = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
     return Status(
         pid,
         _command(pid),
@@ -121,7 +126,8 @@ def _descriptor(pid: int) -> Path:
 def _page_of(pid: int) -> bytes:
     descriptor = _descriptor(pid)
     try:
-        return descriptor.read_bytes()
+        with descriptor.open("rb") as page:
+            return page.read(_SLOTS_AT + _MOST_SLOTS * _SLOT.size)
     except FileNotFoundError:
         raise NoStatusError(f"process {pid} has ended") from None
     except PermissionError:

@@ -151,8 +151,10 @@ def _widest(texts: Sequence[str]) -> int:
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
-    """A text that is cut where the terminal ends."""
-    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+    """A text that is cut where the terminal ends, without what other processes would make the terminal do."""
+    text = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+    text.plain = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text.plain)
+    return text
 
 
 def _named(command: str) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import Step
+from pinning.locking.devices import is_host
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
 from pinning.queues.staging import staging_of
@@ -29,12 +30,16 @@ def bounce(
     """Copy `step` from device `origin` to device `to`; the event is one of `queue`. Raises as `copy_async`."""
     out = queue if queue.device is origin else default_queue(origin)
     back = queue if queue.device is to else default_queue(to)
-    block = staging_of(origin).borrow(step.size, costs) or _Pageable(min(step.size, costs.ring_bytes))
+    # The destination's vendor may read a block during the call, before it is filled, unless it knows it as pinned.
+    rings = staging_of(origin if is_host(to) else to)
+    block = rings.borrow(step.size, costs) or _Pageable(min(step.size, costs.ring_bytes))
     last: Event = queue.submit(None, wait_for)
     try:
         for at in range(0, step.size, block.nbytes):
             count = min(block.nbytes, step.size - at)
             last = out.submit(copies_of(block.ptr, step.src + at, count), (last,), (block, *owners))
+            if isinstance(block, _Pageable) and back._reads_early:
+                last.wait()
             last = back.submit(copies_of(step.dst + at, block.ptr, count), (last,), (block, *owners))
         return queue.submit(None, (last,), (), kind)
     except Exception:  # nothing stays submitted; after Ctrl-C it goes on, and keeps the memory

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pinning.queues import Event, Queue
 from pinning.queues.queue import kept_queue
-from pinning.runtime.process import at_exit, emptied_at_fork
+from pinning.runtime.process import at_exit, emptied_at_fork, exits
 
 _queues: dict[str, Queue] = {}  # of the host, kept for all saves; by their order
 # Ends of saves in the background: the real paths of their files.
@@ -57,6 +57,8 @@ def complete_in_turn(complete: Callable[[], None], file: Path, wait_for: Iterabl
     _pending[over] = file  # not before: a signal handler that saves here would wait for what is not in the queue yet
     if over.is_set():
         _pending.pop(over, None)
+    if exits():  # another handler saves, and nothing waits any more
+        wait_for_saves(file)
     return event
 
 

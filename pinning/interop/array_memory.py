@@ -49,6 +49,7 @@ def array_memory(array: Any) -> ArrayMemory:
         device = dlpack_device(array)
         tensor = open_dlpack(array, device[0])
         dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
+        _refuse_null(array, tensor.ptr, tensor.shape)
         strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
         return ArrayMemory(tensor.ptr, tensor.shape, strides, dtype, bool(tensor.read_only), tensor.owner, device, None)
     try:
@@ -75,9 +76,13 @@ def _by_interface(array: Any, interface: Any) -> ArrayMemory:
         raise ValueError(f"stream {stream}")
     if dtype.kind == "V" and interface.get("descr"):
         dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
+    _refuse_null(array, ptr, shape)
+    return ArrayMemory(ptr or 0, shape, strides, dtype, bool(read_only), array, None, stream)
+
+
+def _refuse_null(array: Any, ptr: int | None, shape: tuple[int, ...]) -> None:
     if not ptr and 0 not in shape:
         raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} reports that its memory is at address 0")
-    return ArrayMemory(ptr or 0, shape, strides, dtype, bool(read_only), array, None, stream)
 
 
 def malformed(array: object, error: Exception) -> Exception:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy
@@ -82,9 +83,10 @@ def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
 def numpy_dtype(code: int, bits: int, lanes: int) -> numpy.dtype[Any]:
     """The NumPy dtype of a DLPack element type. Raises PinningError if there is none."""
     kind = _KINDS.get(code)
-    if kind is None or lanes != 1 or bits % 8:
-        raise PinningError(f"NumPy has no dtype of DLPack's code {code}, {bits} bits, {lanes} lanes")
-    return numpy.dtype(f"{kind}{bits // 8}")
+    if kind is not None and lanes == 1 and bits % 8 == 0:
+        with suppress(TypeError):
+            return numpy.dtype(f"{kind}{bits // 8}")
+    raise PinningError(f"NumPy has no dtype of DLPack's code {code}, {bits} bits, {lanes} lanes")
 
 
 def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:

@@ -44,6 +44,8 @@ cdef class Backing:
     """The base of `Context`: devices that own memory together, and what they have allocated."""
 
     def __init__(self, devices: tuple[MemoryDevice, ...]) -> None:
+        if self.devices is not None:
+            raise TypeError("a Context cannot be initialized again")
         self.devices = tuple(devices)
         self.live = {}
         self.made_in = generation()

@@ -199,11 +199,13 @@ cdef class Store:
         bint zero_initialize,
         bint read_only,
     ) -> None:
-        self.context = context
+        if self.context is not None:
+            raise TypeError("a Pool cannot be initialized again")
         self.number = number_of(kind)
         self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
         self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
         self.zero_initialize, self.read_only = zero_initialize, read_only
+        self.context = context
         self.begin()
 
     cdef int begin(self) except -1:

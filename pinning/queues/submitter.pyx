@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport ONCE, Work, begin_submission, check_process, end_submission
+from pinning.queues.lane cimport ONCE, Freeable, Work, begin_submission, check_process, end_submission
 from pinning.queues.order cimport Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
@@ -18,7 +18,7 @@ from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Literal, TypeVar, overload
+    from typing import Any, Literal, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
 
@@ -69,6 +69,19 @@ cdef bint is_among(CEvents& natives, const CEvent* one):
     return False
 
 
+cdef class Tracked(Freeable):
+    """Keeps an object alive, and notes in `uses` each queue to which work with its memory was submitted."""
+
+    cdef object memory
+    cdef set uses
+
+    def __init__(self, memory: object, set uses: set[tuple[Any, object]]) -> None:
+        self.memory, self.uses = memory, uses
+
+    cdef void used_in(self, object queue) noexcept:
+        self.uses.add((queue, object()))
+
+
 cdef class Submitter:
     """The base of `Queue`: its lanes, each a vendor's in-order queue, and the submission to them.
 
@@ -89,6 +102,8 @@ cdef class Submitter:
         self, device: MemoryDevice, bint ordered, vendor: VendorQueue | None = None, stream: object = None
     ) -> None:
         # Of `device`; or over `vendor`, which others use too and which `stream` keeps valid.
+        if self.lanes:
+            raise TypeError("a Queue cannot be initialized again")
         self.device = device
         self.ordered = ordered
         cdef Lane first = Lane(vendor or pending.vendor_queue(device), ordered, vendor is not None, device, stream)
@@ -176,7 +191,7 @@ cdef class Submitter:
         try:
             return self.enqueue_live(event, work, wait_for, kept)
         finally:
-            end_submission(used)
+            end_submission(used, self)
 
     cdef Event enqueue_live(self, Event event, object work, object wait_for, tuple kept):
         self.check()
@@ -376,6 +391,10 @@ cdef class Submitter:
     cdef bint reads_early(self) noexcept:
         """Whether the vendor's own copy may read a pageable source, or its beginning, during the call."""
         return (<Lane>self.lanes[0]).queue.reads_early()
+
+    @property
+    def _reads_early(self) -> bool:
+        return self.reads_early()
 
     cdef bint is_shared(self) noexcept:
         """Whether others may submit to one of the vendor's queues."""

@@ -281,6 +281,11 @@ def at_exit(function: Callable[[], object]) -> None:
     exit_handlers.insert(0, function)
 
 
+def exits() -> bool:
+    """Whether the program exits, and what `at_exit` has registered was called, or is about to be."""
+    return looks.ended
+
+
 def _before_fork():
     for function in before_fork:
         function()

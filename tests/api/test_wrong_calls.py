@@ -95,6 +95,11 @@ def used_twice(closed_at_its_end: Any) -> None:
             pass
 
 
+def initialized_again(handle: Any) -> None:
+    with handle:
+        handle.__init__("host")
+
+
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A device, or several buffers, where the size goes.
     (lambda: pinning.lock(A, "cuda:0"), TypeError, "size is 'cuda:0'.* device="),
@@ -153,6 +158,9 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: used_twice(Context("host")), PinningError, "is closed: make another"),
     (lambda: used_twice(Pool(Context("host"))), PinningError, "is closed: make another"),
     (lambda: used_twice(Arena(1, "host")), PinningError, "is closed: make another"),
+    (lambda: initialized_again(Queue("host")), TypeError, "a Queue cannot be initialized again"),
+    (lambda: initialized_again(Context("host")), TypeError, "a Context cannot be initialized again"),
+    (lambda: initialized_again(Pool("host")), TypeError, "a Pool cannot be initialized again"),
     (lambda: pinning.budget(idle="x"), TypeError, "idle is 'x'; .*, or True or False"),  # type: ignore[arg-type]
     (lambda: pinning.alloc(5, alignment=1 << 62, device="host"), InvalidRangeError, "alignment is .* and 1073741824"),
     (lambda: with_arena(lambda arena: arena.allocate(5, 1 << 40)), InvalidRangeError, "alignment is 1099511627776"),

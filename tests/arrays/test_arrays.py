@@ -9,6 +9,8 @@ import itertools
 import random
 import re
 import sys
+import threading
+import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ from pinning import (
     arrays,
 )
 from pinning.memory import default_pool
+from queue_work import holding
 
 FAR = 1 << 45
 HOST = "host:0"
@@ -236,6 +239,7 @@ PARTS = st.sampled_from([0, -1, (), slice(None), slice(0, 0), slice(1, None), sl
 
 @given(dtype=INTO, index=PARTS, value=VALUES)
 @example(dtype="S2", index=slice(0, 0), value=numpy.ones((), "M8[D]"))  # does not fit into two characters
+@example(dtype="f8", index=..., value=numpy.ones((1, 3)).view(numpy.matrix))  # a part of it has two dimensions too
 @settings(MANY, max_examples=400)
 def test_values_are_converted_as_numpy_does(device: Any, dtype: str, index: Any, value: Any) -> None:
     expected = numpy.zeros(3, dtype)
@@ -413,6 +417,34 @@ def test_an_array_that_is_given_is_filled_whatever_its_order(device: Any) -> Non
             assert there.copy_to_host(ary, stream=queue) is ary
             queue.synchronize()
             assert (ary == array).all()
+
+
+@pytest.mark.parametrize(("start", "to_strides", "of_strides"), [(0, (40, 8), (20, 4)), (48, (20, 4), (40, 8))])
+@pytest.mark.parametrize("how", ["assigned", "copy_to_device", "copy_to_host"])
+def test_overlapping_memory_of_the_host(start: int, to_strides: Any, of_strides: Any, how: str) -> None:
+    memory = numpy.arange(40, dtype="i4")
+    to, of = (numpy.ndarray((3, 5), "i4", memory, *each) for each in ((start, to_strides), (0, of_strides)))
+    expected = of.copy()
+    if how == "assigned":
+        arrays.as_device_array(to, device=HOST)[...] = of
+    elif how == "copy_to_device":
+        arrays.as_device_array(to, device=HOST).copy_to_device(of)
+    else:
+        arrays.as_device_array(of, device=HOST).copy_to_host(to)
+    assert (to == expected).all()
+
+
+def test_a_fill_takes_no_memory_of_the_host() -> None:
+    there = arrays.device_array((1 << 10, 1 << 14), "u1", order="F", device=HOST)
+    tracemalloc.start()
+    try:
+        there[:] = 3
+        there[:, 1:] = 4
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert there[5, 0] == 3 and there[5, 1] == 4
+    assert most < 1 << 20
 
 
 def test_one_element_of_a_device_is_assigned_to_another(far: FarDevice) -> None:
@@ -949,6 +981,25 @@ def test_dlpack_of_the_hosts_arrays(device: Any) -> None:
     assert theirs[0, 0] == 77  # it has kept the memory
 
 
+COPIES: dict[str, Callable[[arrays.DeviceArray, Any, pinning.Queue], object]] = {
+    "whole": lambda to, of, queue: pinning.copy_async(to, of, queue=queue),
+    "rows": lambda to, of, queue: pinning.copy_2d_async(to, 8, of, 8, 8, 8, queue),
+    "batch": lambda to, of, queue: pinning.copy_batch_async([to[:32], to[32:]], [of[:32], of[32:]], queue=queue),
+    "blocks": lambda to, of, queue: pinning.copy_blocks_async(to, [0, 1], of, [0, 1], 32, queue),
+    "fill": lambda to, of, queue: pinning.fill_async(to, 1, queue=queue),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_an_export_comes_after_copies_to_which_the_array_was_given(how: str) -> None:
+    there, ones = arrays.to_device(numpy.zeros(64, "u1"), device=HOST), numpy.ones(64, "u1")
+    with pinning.Queue(HOST) as queue, holding(queue) as held:
+        for _ in range(2):  # the second waits for nothing
+            COPIES[how](there, ones, queue)
+        threading.Timer(0.1, held.release).start()
+        assert numpy.from_dlpack(there).all()
+
+
 class Old:
     """An exporter from before DLPack had versions."""
 
@@ -982,23 +1033,33 @@ def test_dlpack_is_read_once_and_freed_once() -> None:
     assert alive() is None
 
 
-def test_elements_of_several_lanes_are_refused() -> None:
-    """Of another length than the type says: arrays have no dtype for them."""
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"lanes": 4}, PinningError, "4 lanes"),  # of another length than the type says
+        ({"bits": 24}, PinningError, "24 bits"),
+        ({"code": 5, "bits": 32}, PinningError, "code 5, 32 bits"),
+        ({"data": None}, InvalidRangeError, "address 0"),
+    ],
+)
+def test_tensors_that_no_array_can_be_are_refused(changed: Any, error: type[Exception], says: str) -> None:
     pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
 
-    class Vectors:
+    class Odd:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 1, 0
 
         def __dlpack__(self, **_: Any) -> object:
             capsule = numbers(4).__dlpack__()
-            DLTensor.from_address(pointer_of(capsule, b"dltensor")).lanes = 4
+            tensor = DLTensor.from_address(pointer_of(capsule, b"dltensor"))
+            for name, value in changed.items():
+                setattr(tensor, name, value)
             return capsule
 
-    with pytest.raises(PinningError, match="4 lanes"):
-        arrays.as_device_array(Vectors(), device=HOST)
+    with pytest.raises(error, match=says):
+        arrays.as_device_array(Odd(), device=HOST)
 
 
 def test_dlpack_refuses_what_it_has_not() -> None:

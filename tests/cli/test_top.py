@@ -252,6 +252,34 @@ def test_what_people_see(program: Program) -> None:
     assert program.pid in [each["pid"] for each in json.loads(top("--json").stdout)["processes"]]
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "os.write(page, b'x' * 10)",
+        "os.ftruncate(page, 1 << 40); os.pwrite(page, b'x', 0)",
+        # A correct head, and one and a half of three slots.
+        "os.write(page, struct.pack('=QII', 0x0031_4E49_5049_4E50, 3, 3)); os.ftruncate(page, 256 + 300)",
+    ],
+)
+def test_a_page_that_is_none_hides_no_other_process(program: Program, page: str) -> None:
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    with started(PINNING_STATUS="off") as other:
+        other(f"import struct; page = os.memfd_create('pinning-status'); {page}")
+        done = top(other.pid)
+        assert done.returncode == 1 and "status page this one cannot read" in " ".join(done.stderr.split())
+        assert program.pid in [each["pid"] for each in json.loads(top("--json").stdout)["processes"]]
+
+
+def test_what_other_processes_name_does_nothing_to_the_terminal(program: Program) -> None:
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    status = status_of(program.pid)
+    ranges = [each._replace(device="d\x1b[2J", owner="o\x1b[2J", site="s\x1b[2J") for each in status.ranges]
+    odd = replace(status, command="run \x1b]0;title\x07\x9b2J", ranges=ranges)
+    for details in (False, True):
+        shown = "\n".join(lines([odd], details, width=100))
+        assert "run \ufffd]0;title" in shown and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+
+
 def test_what_cannot_be_seen_is_said_in_a_line() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

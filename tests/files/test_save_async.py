@@ -252,6 +252,20 @@ pinning.save_file_async({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_save_by_the_last_handler_at_exit(tmp_path: Path) -> None:
+    program = f"""
+import atexit
+def last():
+    import numpy
+    pinning.save_file_async({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
+atexit.register(last)
+import pinning  # whose own handlers are called before
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
+    assert (load(tmp_path / "a")["a"] == numpy.arange(1000)).all()
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
 def test_killed_while_it_writes(tmp_path: Path) -> None:
     """The old file stays at the path."""
     (tmp_path / "a").write_bytes(b"as it was")

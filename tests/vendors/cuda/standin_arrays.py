@@ -96,6 +96,18 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
         assert (here == numbers(100)).all()
 
 
+def test_a_copy_to_which_an_array_was_given_is_told_too(standin: StandIn) -> None:
+    with arrays.stream("cuda") as stream, arrays.stream("cuda") as other:
+        there = arrays.to_device(numbers(100))
+        here = arrays.pinned_array_like(there)
+        with holding(stream):
+            pinning.copy_async(here, there, queue=stream)
+            assert there.__cuda_array_interface__["stream"] == stream.handle
+            standin.configure()
+            pinning.copy_async(arrays.pinned_array_like(there), there, queue=other)
+            assert standin.calls("cuStreamWaitEvent") == [], "a copy is ordered in its own queue alone"
+
+
 def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(standin: StandIn) -> None:
     with arrays.stream("cuda") as stream:
         there, zeros = arrays.to_device(numbers(100)), arrays.pinned_array(100, numpy.float32)
@@ -168,6 +180,12 @@ def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:
     assert copied.ptr != there.device_ptr
     here = take_capsule(there.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
     assert pinning.memory_info(here.ptr) is None
+    pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    for options, flags in (({}, 0), ({"copy": True}, 2), ({"dl_device": (1, 0)}, 2)):  # 2: it is a copy
+        capsule = there.__dlpack__(max_version=(1, 0), **options)
+        assert ctypes.c_uint64.from_address(pointer_of(capsule, b"dltensor_versioned") + 24).value == flags
     with pytest.raises(BufferError, match="without a copy"):
         there.__dlpack__(dl_device=(1, 0), copy=False)
 

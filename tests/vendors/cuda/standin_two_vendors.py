@@ -13,6 +13,7 @@ import pytest
 import pinning
 from fake_device import WAIT
 from pinning import PinningError
+from pinning.copies import costs
 from pinning.queues import Queue, as_queue
 from standins.libcuda import live
 from standins.standin import StandIn
@@ -60,6 +61,27 @@ def test_behind_a_wait_for_the_other_a_source_is_read_in_its_turn(queues: tuple[
         time.sleep(0.05)  # time to read it, which must not be
         go.set()
         copied.wait()
+        pinning.copy(back, there, queue=gpu)
+    assert (back == 7).all()
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_memory_of_the_hosts_device_is_read_in_its_turn(
+    queues: tuple[Queue, Queue], locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, gpu = queues
+    if not locked:
+        monkeypatch.setattr(costs, "staging_bytes", 0)
+    back = numpy.zeros(1000, "u1")
+    go = threading.Event()
+    with pinning.alloc(1000, device=HOST) as here, pinning.alloc(1000, device=GPU) as there:
+        pinning.fill(here, 1)
+        begun = host.call(lambda: go.wait(WAIT))
+        filled = pinning.fill_async(here, 7, queue=host, wait_for=[begun])
+        threading.Timer(0.05, go.set).start()
+        copied = pinning.copy_async(there, here, queue=gpu, wait_for=[filled])
+        copied.wait()
+        assert copied.path == "staged"
         pinning.copy(back, there, queue=gpu)
     assert (back == 7).all()
 
