@@ -14,12 +14,17 @@ from pinning.errors import PinningError
 from pinning.memory import Allocation, default_context
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 from pinning.queues import Event, Queue, default_queue
-from pinning.queues.submitter import Tracked
 
 _MANY = 32  # uses, above which completed ones are removed
 
-# Work in a queue: one for each submission, removed only if the queue was found idle after that.
-_Use = tuple[Queue, object]
+
+class _Use:
+    """Work in a queue. One for each submission, removed only if the queue was found idle after that."""
+
+    __slots__ = ("queue",)
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
 
 
 class _Memory:
@@ -40,7 +45,7 @@ class Buffer:
     use it in queues that are not known here.
     """
 
-    __slots__ = ("__weakref__", "_memory", "_most_uses", "_uses", "allocation", "device", "owner", "place")
+    __slots__ = ("__weakref__", "_memory", "_uses", "allocation", "device", "owner", "place")
 
     def __init__(
         self,
@@ -56,7 +61,6 @@ class Buffer:
         self.owner: object = owner
         self._memory = _Memory(allocation, device, shared)
         self._uses: set[_Use] = set()
-        self._most_uses = _MANY
         if allocation is not None:
             # No `__del__`: this callback notes the end in one step in C, wherever the collector runs.
             _memories[ref(self, _dropped.append)] = self._memory
@@ -71,24 +75,15 @@ class Buffer:
 
     def use_in(self, queue: Queue) -> None:
         """Note work that has just been submitted to a queue and that the caller does not wait for."""
-        self._uses.add((queue, object()))
-        self._thin_out()
-
-    def tracked(self) -> Tracked:
-        """What owns the memory for a copy that any module submits, whose queue is then noted."""
-        self._thin_out()
-        return Tracked(self, self._uses)
-
-    def _thin_out(self) -> None:
-        if len(self._uses) > self._most_uses:
+        self._uses.add(_Use(queue))
+        if len(self._uses) > _MANY:
             self.queues()
-            self._most_uses = max(_MANY, 2 * len(self._uses))
 
     def queues(self) -> list[Queue]:
         """The queues with noted work that is not complete."""
         busy: dict[Queue, None] = {}
         for use in list(self._uses):  # a later use, which another thread may note meanwhile, stays
-            queue, _ = use
+            queue = use.queue
             if queue in busy or not queue.usable or queue.poll():
                 self._uses.discard(use)
             else:

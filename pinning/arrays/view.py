@@ -9,7 +9,6 @@ import numpy
 
 from pinning.arrays.buffer import Buffer, allocate
 from pinning.arrays.layout import Array, Plan, address_of, bytes_at
-from pinning.locking.devices import is_host
 from pinning.plugin import MemoryDevice, MemoryKind
 from pinning.queues import Queue
 
@@ -80,12 +79,6 @@ class View:
         """
         self._buffer.shared = True
         return address_of(self._layout)
-
-    def _memory_to_copy(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int, bool, bool, object]:
-        """Address, shape, strides, itemsize, `read_only`, whether it is the host's; and its owner, for copies of it."""
-        layout, buffer = self._layout, self._buffer
-        host, owner = is_host(buffer.device), buffer.tracked()
-        return self.device_ptr, layout.shape, layout.strides, layout.itemsize, self.read_only, host, owner
 
     def is_c_contiguous(self) -> bool:
         """Whether the elements are contiguous, with the last index varying fastest."""

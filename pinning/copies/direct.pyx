@@ -253,7 +253,7 @@ cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tup
         return resubmitted(lambda: copies(to, origin, size, submitter, wait_for, early, in_turn), submitter.device,
                            lambda: (host.ptr, size))
     finally:
-        end_submission(used, submitter)
+        end_submission(used)
 
 
 cdef bint submitted_plain(Copy copy, DirectCopy work, uint64_t size, Submitter submitter, tuple wait_for) except -1:

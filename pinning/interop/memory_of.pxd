@@ -20,7 +20,6 @@ cdef class Kind:
     cdef bint address  # an integer
     cdef bint buffer  # by the buffer protocol
     cdef bint interface  # by __cuda_array_interface__, which an instance may lack
-    cdef bint ours  # a DeviceArray of this package
     cdef bint cupy, numba  # their arrays for CUDA, whose attributes are read far faster than that interface is made
     cdef const DLPackExchangeAPI* dlpack  # null if it has none, or has the buffer protocol
 

@@ -85,7 +85,6 @@ cdef Kind find_kind(object cls, object buffer):
     cdef Kind kind = Kind.__new__(Kind)
     kind.address = issubclass(cls, Integral)  # including NumPy's, which are also buffers of their own few bytes
     kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)
-    kind.ours = hasattr(cls, "_memory_to_copy")
     kind.interface = hasattr(cls, "__cuda_array_interface__")
     if kind.interface and cls.__module__.partition(".")[0] == "cupy" and hasattr(cls, "data"):
         kind.cupy = not sys.modules["cupy"].cuda.runtime.is_hip
@@ -108,8 +107,6 @@ cdef object memory_of(object buffer, Kind kind, object size, bint any_device, By
     if kind.dlpack is not NULL and of_tensor(buffer, kind.dlpack, &tensor, memory):
         if any_device or on_host(memory.device_type):
             return buffer
-    if any_device and kind.ours:
-        return of_ours(buffer, memory)
     if any_device and (kind.interface or not kind.buffer) and of_interface(buffer, kind, memory):
         return buffer
     if kind.buffer:
@@ -205,14 +202,6 @@ cdef bint of_tensor(object array, const DLPackExchangeAPI* api, DLTensor* tensor
     if size and tensor.strides is not NULL and tensor.ndim > 0:
         span(tensor.shape, tensor.strides, bits // 8, tensor.ndim, bits // 8, memory)
     return is_range(memory.ptr, memory.size)
-
-
-cdef object of_ours(object array, Bytes* memory):
-    """A DeviceArray: not by a protocol for other libraries, which would wait for pending work, or end in its stream."""
-    ptr, shape, strides, itemsize, read_only, on_host, owner = array._memory_to_copy()
-    set_array(memory, ptr, shape, strides, itemsize, read_only)
-    memory.device_type = CPU if on_host else 0
-    return owner
 
 
 cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:

@@ -58,7 +58,6 @@ cdef class Freeable:
 
     cdef Py_ssize_t submissions  # calls that are submitting work with it; the GIL guards it
     cdef int check_live(self) except -1  # raises if it is freed, or being freed
-    cdef void used_in(self, object queue) noexcept  # work with it was submitted to a queue
 
 
 cdef class Work:
@@ -96,5 +95,5 @@ cdef class Lane:
 
 cdef bint keeps(object kept, object thing)
 cdef int begin_submission(tuple kept) except -1  # all of it is live, and stays so until `end_submission`
-cdef void end_submission(tuple kept, object queue) noexcept
+cdef void end_submission(tuple kept) noexcept
 cdef check_process(unsigned made_in)

@@ -62,11 +62,10 @@ cdef int begin_submission(tuple kept) except -1:
     return 0
 
 
-cdef void end_submission(tuple kept, object queue) noexcept:
+cdef void end_submission(tuple kept) noexcept:
     for each in kept:
         if isinstance(each, Freeable):
             (<Freeable>each).submissions -= 1
-            (<Freeable>each).used_in(queue)
 
 
 cdef check_process(unsigned made_in):
@@ -78,9 +77,6 @@ cdef check_process(unsigned made_in):
 cdef class Freeable:
     cdef int check_live(self) except -1:
         return 0
-
-    cdef void used_in(self, object queue) noexcept:
-        pass
 
 
 cdef class Work:

@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport ONCE, Freeable, Work, begin_submission, check_process, end_submission
+from pinning.queues.lane cimport ONCE, Work, begin_submission, check_process, end_submission
 from pinning.queues.order cimport Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
@@ -18,7 +18,7 @@ from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Literal, TypeVar, overload
+    from typing import Literal, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
 
@@ -67,19 +67,6 @@ cdef bint is_among(CEvents& natives, const CEvent* one):
         if native is one:
             return True
     return False
-
-
-cdef class Tracked(Freeable):
-    """Keeps an object alive, and notes in `uses` each queue to which work with its memory was submitted."""
-
-    cdef object memory
-    cdef set uses
-
-    def __init__(self, memory: object, set uses: set[tuple[Any, object]]) -> None:
-        self.memory, self.uses = memory, uses
-
-    cdef void used_in(self, object queue) noexcept:
-        self.uses.add((queue, object()))
 
 
 cdef class Submitter:
@@ -191,7 +178,7 @@ cdef class Submitter:
         try:
             return self.enqueue_live(event, work, wait_for, kept)
         finally:
-            end_submission(used, self)
+            end_submission(used)
 
     cdef Event enqueue_live(self, Event event, object work, object wait_for, tuple kept):
         self.check()

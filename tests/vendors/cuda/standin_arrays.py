@@ -96,18 +96,6 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
         assert (here == numbers(100)).all()
 
 
-def test_a_copy_to_which_an_array_was_given_is_told_too(standin: StandIn) -> None:
-    with arrays.stream("cuda") as stream, arrays.stream("cuda") as other:
-        there = arrays.to_device(numbers(100))
-        here = arrays.pinned_array_like(there)
-        with holding(stream):
-            pinning.copy_async(here, there, queue=stream)
-            assert there.__cuda_array_interface__["stream"] == stream.handle
-            standin.configure()
-            pinning.copy_async(arrays.pinned_array_like(there), there, queue=other)
-            assert standin.calls("cuStreamWaitEvent") == [], "a copy is ordered in its own queue alone"
-
-
 def test_work_in_the_stream_of_an_interface_is_over_when_its_array_is_taken(standin: StandIn) -> None:
     with arrays.stream("cuda") as stream:
         there, zeros = arrays.to_device(numbers(100)), arrays.pinned_array(100, numpy.float32)
