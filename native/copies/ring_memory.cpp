@@ -50,18 +50,18 @@ char* map_ring(CopyThreads& threads, std::uint64_t blocks) {
 }  // namespace
 
 RingMemory RingMemory::make(VendorDevice& device, CopyThreads& threads, std::uint64_t blocks) {
-  std::uint64_t const size = Ring::front + blocks, context = device.context_number();
+  std::uint64_t const size = Ring::front + blocks;
   if (device.locks_sooner()) {
     if (char* const memory = map_ring(threads, blocks)) {
       auto const ptr = reinterpret_cast<Address>(memory);
       try {
-        return {ptr, device.lock(ptr, size, {.access = Access::writable}) - ptr, size, context};
+        return {ptr, device.lock(ptr, size, {.access = Access::writable}) - ptr, size};
       } catch (std::exception const&) {  // such as under confidential computing: the vendor's own may work
         munmap(memory, size);
       }
     }
   }
-  return {device.allocate(size, MemoryKind::host), 0, 0, context};
+  return {device.allocate(size, MemoryKind::host)};
 }
 
 void RingMemory::free(VendorDevice& device) {
@@ -71,10 +71,6 @@ void RingMemory::free(VendorDevice& device) {
     if (device.memory_info(ptr)) device.unlock(ptr);  // otherwise it is gone with its context
   }
   forget();
-}
-
-bool RingMemory::is_gone(VendorDevice& device) const {
-  return device.context_number() != context || (mapped > 0 && !device.memory_info(ptr));
 }
 
 void RingMemory::forget() noexcept {

@@ -12,16 +12,12 @@ class CopyThreads;
 struct RingMemory {
   Address ptr = 0, shift = 0;  // the host address, and the offset from it to the device's
   std::uint64_t mapped = 0;    // bytes of our own mapping; 0 for the vendor's memory
-  std::uint64_t context = 0;   // the number of the context that has locked or allocated it
 
   /// Allocate memory for the words and `blocks` bytes of blocks. Throws what the vendor throws.
   static RingMemory make(VendorDevice& device, CopyThreads& threads, std::uint64_t blocks);
   /// Free the memory. Throws what the vendor throws; the memory is then still allocated.
   void free(VendorDevice& device);
-  /// Whether it has gone with its context: the vendor's memory is then no longer ours, even if the vendor knows its
-  /// address, and our own mapping is no longer locked. Throws what the vendor throws.
-  bool is_gone(VendorDevice& device) const;
-  /// Forget memory that has gone, and unmap our own mapping.
+  /// Forget what has gone with its context, and unmap our own mapping. Calls no vendor: others may have memory there.
   void forget() noexcept;
 };
 

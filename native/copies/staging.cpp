@@ -240,7 +240,13 @@ class Handle : public Staged {
 
 class Rings : public Staging {
  public:
-  Rings(VendorDevice& device, std::uint32_t worn, std::uint64_t context = 0)
+  /// A context of the device: its handle, and its number, by which it differs from a later one with this handle.
+  struct Context {
+    std::uintptr_t handle = 0;  // 0: unknown
+    std::uint64_t number = 0;
+  };
+
+  Rings(VendorDevice& device, std::uint32_t worn, Context context = {})
       : device_(device), context_(context), worn_(worn), lists_(device) {}
 
   std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
@@ -253,8 +259,8 @@ class Rings : public Staging {
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
   std::uint64_t trim() override;
-  /// Forget rings whose context is gone, without a word to the vendor: others may have memory at their addresses.
-  void forget_gone(CopyThreads& threads);
+  /// Forget rings whose context is gone, surely so if another one has its handle by now.
+  void forget_gone(CopyThreads& threads, Context other = {});
   /// Whether the device has passed a transfer. Its ring may be in use by another queue by now, begun anew, or freed.
   bool passed(Transfer const& transfer, std::uint64_t era) noexcept {
     std::lock_guard const guard(mutex_);
@@ -264,8 +270,8 @@ class Rings : public Staging {
     return reached((*ring)->words().taken.load(std::memory_order_acquire), transfer.end());
   }
   /// Whether these rings are for the same device in the same context.
-  bool is_of(VendorDevice& device, std::uint64_t context) const {
-    return context != 0 && context == context_ && device.name() == device_.name();
+  bool is_of(VendorDevice& device, Context context) const {
+    return context.handle != 0 && context.number == context_.number && device.name() == device_.name();
   }
   bool empty() noexcept override {
     std::lock_guard const guard(mutex_);
@@ -316,7 +322,7 @@ class Rings : public Staging {
   void retire(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   VendorDevice& device_;
-  std::uint64_t const context_;  // its number; 0 if unknown
+  Context const context_;
   std::uint32_t const worn_;  // chunks after which an idle ring counts from 0 again
   PartLists lists_;
   std::mutex mutex_;
@@ -633,7 +639,8 @@ std::uint64_t Rings::trim() {
 }
 
 /// Rings that are being checked count as in use.
-void Rings::forget_gone(CopyThreads& threads) {
+void Rings::forget_gone(CopyThreads& threads, Context other) {
+  bool const all = other.handle != 0 && other.handle == context_.handle && other.number != context_.number;
   std::vector<Ring*> asked, gone;
   std::vector<std::unique_ptr<Ring>> out;
   {
@@ -645,7 +652,7 @@ void Rings::forget_gone(CopyThreads& threads) {
   }
   for (Ring* const ring : asked) {
     try {
-      if (ring->memory.is_gone(device_)) gone.push_back(ring);
+      if (all || !device_.memory_info(ring->memory.ptr)) gone.push_back(ring);
     } catch (std::exception const&) {  // a lost device: the ring stays
     }
   }
@@ -715,9 +722,9 @@ Staging& staging(VendorDevice& device) {
     std::lock_guard const guard(all.mutex);
     if (auto const found = all.of.find(&device); found != all.of.end()) return *found->second;
   }
-  std::uint64_t context = 0;
+  Rings::Context context;
   try {
-    if (device.is_permanent()) context = device.context_number();
+    if (device.is_permanent()) context = {device.native_context(), device.context_number()};
   } catch (std::exception const&) {  // such as in a forked child
   }
   std::shared_ptr<Rings> rings;
@@ -731,7 +738,7 @@ Staging& staging(VendorDevice& device) {
   }
   // Contexts of other devices may be gone.
   if (CopyThreads* const threads = CopyThreads::known()) {
-    for (auto const& each : all_known()) each->forget_gone(*threads);
+    for (auto const& each : all_known()) each->forget_gone(*threads, context);
   }
   return *rings;
 }

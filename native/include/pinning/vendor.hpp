@@ -170,7 +170,8 @@ class VendorDevice : public Locker {
   /// allocates, or the memory pool that it allocates from; 0 if there is none.
   virtual std::uintptr_t native_handle() { return 0; }
   virtual std::uintptr_t native_context() { return 0; }
-  /// What tells `native_context` from a later one with the same handle; 0 if it is destroyed, or there is none.
+  /// What tells `native_context` from a later one with the same handle. Asked for while it exists, and then known: nothing
+  /// may be asked of a context that is gone. 0 if there is none.
   virtual std::uint64_t context_number() { return native_context(); }
   /// The product name, such as "NVIDIA H200".
   virtual std::string description() { return name(); }

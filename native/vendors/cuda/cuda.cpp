@@ -77,13 +77,13 @@ class CudaDevice : public VendorDevice {
     return context();
   }
   std::uint64_t context_number() override {
-    Where const handle = native_context();
-    if (!driver_.cuCtxGetId) return handle;
-    unsigned long long number = 0;
-    int const code = driver_.cuCtxGetId(reinterpret_cast<void*>(handle), &number);
-    if (code == CUDA_ERROR_INVALID_CONTEXT || code == CUDA_ERROR_CONTEXT_IS_DESTROYED) return 0;
-    driver_.check_code(driver_.cuCtxGetId, code);
-    return number;
+    if (number_ == 0) {
+      Where const handle = native_context();
+      unsigned long long number = handle;
+      if (driver_.cuCtxGetId) driver_.check(driver_.cuCtxGetId, reinterpret_cast<void*>(handle), &number);
+      number_ = number;
+    }
+    return number_;
   }
 
   std::string description() override {
@@ -411,6 +411,7 @@ class CudaDevice : public VendorDevice {
   int device_ = 0, registers_read_only_ = 0, capability_ = 0;
   bool const is_primary_;
   std::atomic<Where> context_;
+  std::atomic<std::uint64_t> number_ = 0;  // of the context, once it was asked for
   SleepableMemory sleepable_{driver_, device_};
   std::mutex mutex_;
   std::shared_ptr<SpareEvents> spare_events_;  // of the primary context

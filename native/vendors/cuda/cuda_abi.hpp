@@ -150,7 +150,6 @@ struct AccessDescription {
   CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
   CONSTANT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                 \
-  CONSTANT(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)                        \
   CONSTANT(CUDA_ERROR_TOO_MANY_PEERS, 711)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \
   CONSTANT(CUDA_ERROR_NOT_SUPPORTED, 801)                               \
