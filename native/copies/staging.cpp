@@ -238,14 +238,14 @@ class Handle : public Staged {
   std::uint64_t era = 0;                    // of the transfer's ring
 };
 
+/// A context of a device: its handle, and its number, by which it differs from a later one with this handle.
+struct Context {
+  std::uintptr_t handle = 0;  // 0: unknown
+  std::uint64_t number = 0;
+};
+
 class Rings : public Staging {
  public:
-  /// A context of the device: its handle, and its number, by which it differs from a later one with this handle.
-  struct Context {
-    std::uintptr_t handle = 0;  // 0: unknown
-    std::uint64_t number = 0;
-  };
-
   Rings(VendorDevice& device, std::uint32_t worn, Context context = {})
       : device_(device), context_(context), worn_(worn), lists_(device) {}
 
@@ -722,7 +722,7 @@ Staging& staging(VendorDevice& device) {
     std::lock_guard const guard(all.mutex);
     if (auto const found = all.of.find(&device); found != all.of.end()) return *found->second;
   }
-  Rings::Context context;
+  Context context;
   try {
     if (device.is_permanent()) context = {device.native_context(), device.context_number()};
   } catch (std::exception const&) {  // such as in a forked child
