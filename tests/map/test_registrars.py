@@ -85,20 +85,6 @@ def test_a_registrar_that_does_not_give_back(on: PinnedMap, device: FakeDevice) 
     assert (book.known, device.locked) == ({}, {})
 
 
-def test_an_unlock_that_the_vendor_refuses_registers_the_region_again(on: PinnedMap, device: FakeDevice) -> None:
-    book = Book(device)
-    on.add_registrar(book.register, book.unregister)
-    on.lock(BASE, 1000)
-    device.fail(VendorError("fakeUnlock", 1, "FAKE"))
-    with pytest.raises(VendorError):
-        on.unlock(BASE)
-    assert book.known == {BASE: 1000}
-    on.lock(BASE, 10)
-    on.unlock(BASE)
-    on.unlock(BASE)
-    assert (book.known, device.locked) == ({}, {})
-
-
 @pytest.mark.parametrize("handle", [(1, 2), (7,), ()])
 def test_a_handle_may_be_a_tuple(on: PinnedMap, handle: tuple[int, ...]) -> None:
     given_back: list[object] = []

@@ -397,7 +397,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   class RegistrarPins;
   void register_with_all(Address start, Registered& registered);
-  bool register_again(Address start, Registered& registered) noexcept;
   // With the mutex:
   void register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
   bool has(Registrar const& registrar) const noexcept;

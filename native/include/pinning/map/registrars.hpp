@@ -117,16 +117,6 @@ inline void PinnedMap::register_with_all(Address start, Registered& registered) 
   for (Registrar* const each : pins.all) register_with(*each, start, registered);
 }
 
-/// The same after a refused unlock; whether all of them have taken it.
-inline bool PinnedMap::register_again(Address start, Registered& registered) noexcept {
-  try {
-    register_with_all(start, registered);
-    return true;
-  } catch (...) {  // the vendor's error says more
-    return false;
-  }
-}
-
 /// Add an existing region to a registrar that lacks it. Meanwhile the mutex is released, and a lock in the region held.
 inline void PinnedMap::register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range,
                                Registrar& registrar) {

@@ -100,10 +100,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
     budget_.release(bytes);
   } catch (...) {
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
-    bool registered = registrations == 0 || kept.mapped().registrations.size() == registrations;
-    if (!registered && kept.mapped().registrations.empty() && left == bytes) {  // the vendor has refused, not a registrar
-      registered = register_again(region.start, kept.mapped());
-    }
+    bool const registered = registrations == 0 || kept.mapped().registrations.size() == registrations;
     guard.lock();
     bool const as_before = left == bytes && registered && !record.is_invalidated();
     ends_.insert(std::move(kept));
