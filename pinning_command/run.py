@@ -78,8 +78,8 @@ def say(text: str) -> None:
     if sys.stderr is None:  # its number may be that of a file of the program's
         return
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with suppress(OSError):
-        print(f"pinning: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # not by `sys.stderr`, which would keep what it cannot write, and try again at the exit
+        os.write(sys.stderr.fileno(), f"pinning: {text}\n".encode(errors="surrogateescape"))
     signal.signal(signal.SIGPIPE, before)
 
 
