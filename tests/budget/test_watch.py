@@ -93,17 +93,22 @@ def test_a_new_lock_is_of_the_memory_that_is_there_now(device: FakeDevice, leave
     unmapped(ptr)
 
 
-@watched
-def test_an_unlock_that_the_vendor_refuses_while_the_memory_leaves_is_tried_again(device: FakeDevice) -> None:
-    ptr = pages()
-    old = pinning.lock((ptr, SIZE), device=device)
+def refused_while_it_leaves(device: FakeDevice, ptr: int, act: Callable[[], object]) -> None:
+    """Replace memory while the device unlocks it for `act`, and have the device refuse that."""
     with device.stopping("data_unlock", ptr) as gate:
-        unlocking = Background(old.unlock)
+        acting = Background(act)
         assert gate.reached.wait(WAIT)
         replaced(ptr)
         gate.open(pinning.VendorError("fakeUnregister", 1, "FAKE_FAILURE"))
         with pytest.raises(pinning.VendorError):
-            unlocking.result()
+            acting.result()
+
+
+@watched
+def test_an_unlock_that_the_vendor_refuses_while_the_memory_leaves_is_tried_again(device: FakeDevice) -> None:
+    ptr = pages()
+    old = pinning.lock((ptr, SIZE), device=device)
+    refused_while_it_leaves(device, ptr, old.unlock)
     with pinning.lock((ptr, SIZE), device=device) as lock:
         assert not old.held
         assert lock.held
@@ -115,13 +120,7 @@ def test_an_unlock_that_the_vendor_refuses_while_the_memory_leaves_is_tried_agai
 def test_so_is_the_undoing_of_a_refused_lock(device: FakeDevice) -> None:
     ptr = pages()
     device.fail(pinning.VendorError("fakeRegister", 1, "FAKE_FAILURE"), calls_before=1)
-    with device.stopping("data_unlock", ptr) as gate:
-        locking = Background(lambda: pinning.lock((ptr, SIZE), device=device, piece=mmap.PAGESIZE))
-        assert gate.reached.wait(WAIT)
-        replaced(ptr)
-        gate.open(pinning.VendorError("fakeUnregister", 1, "FAKE_FAILURE"))
-        with pytest.raises(pinning.VendorError):
-            locking.result()
+    refused_while_it_leaves(device, ptr, lambda: pinning.lock((ptr, SIZE), device=device, piece=mmap.PAGESIZE))
     with pinning.lock((ptr, SIZE), device=device) as lock:
         assert lock.held
     assert device.locked == {}

@@ -99,10 +99,10 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
     }
     budget_.release(bytes);
   } catch (...) {
-    std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
-    bool const registered = registrations == 0 || kept.mapped().registrations.size() == registrations;
     guard.lock();
-    bool const as_before = left == bytes && registered && !record.is_invalidated();
+    std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
+    bool const as_before = left == bytes && !record.is_invalidated() &&
+                           (registrations == 0 || kept.mapped().registrations.size() == registrations);
     ends_.insert(std::move(kept));
     if (idle) {
       if (!as_before) record.references.store(0, std::memory_order_release);
