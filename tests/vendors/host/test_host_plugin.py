@@ -314,32 +314,35 @@ class TestOneAccount:
         ranges = st.tuples(st.integers(0, pages - 1), st.integers(1, pages)).filter(lambda ends: ends[0] < ends[1])
         model = [0] * pages
         held: list[Range] = []
-        for _ in range(data.draw(st.integers(1, 12))):
-            # 0 locks a new range; anything else unlocks at the base of an old one, the smallest if there are several.
-            chosen = data.draw(st.integers(0, len(held)))
-            if chosen:
-                start = held[chosen - 1][0]
-                _, end = gone = min(each for each in held if each[0] == start)
-                held.remove(gone)
+        try:
+            for _ in range(data.draw(st.integers(1, 12))):
+                # 0 locks a new range; else the base of an old one is unlocked, the smallest if there are several.
+                chosen = data.draw(st.integers(0, len(held)))
+                if chosen:
+                    start = held[chosen - 1][0]
+                    _, end = gone = min(each for each in held if each[0] == start)
+                    held.remove(gone)
+                    device.data_unlock(arena.page(start))
+                    by = -1
+                else:
+                    start, end = data.draw(ranges)
+                    device.data_lock(arena.page(start), (end - start) * PAGE, None)
+                    held.append((start, end))
+                    by = 1
+                for page in range(start, end):
+                    model[page] += by
+                assert arena.locked == {page for page in range(pages) if model[page]}
+                probed = data.draw(st.integers(0, pages - 1))
+                around = [end - start for start, end in held if start <= probed < end]
+                info = device.is_pinned_ptr(arena.page(probed) + 5)
+                assert (info.size if info else 0) == max(around, default=0) * PAGE
+                assert info is None or info.base <= arena.page(probed) < info.base + info.size
+        finally:  # also of an example that is given up half way: what it has locked would be refused to the next ones
+            for start, _ in held:
                 device.data_unlock(arena.page(start))
-                by = -1
-            else:
-                start, end = data.draw(ranges)
-                held.append((start, end))
-                device.data_lock(arena.page(start), (end - start) * PAGE, None)
-                by = 1
-            for page in range(start, end):
-                model[page] += by
-            assert arena.locked == {page for page in range(pages) if model[page]}
-            probed = data.draw(st.integers(0, pages - 1))
-            around = [end - start for start, end in held if start <= probed < end]
-            info = device.is_pinned_ptr(arena.page(probed) + 5)
-            assert (info.size if info else 0) == max(around, default=0) * PAGE
-            assert info is None or info.base <= arena.page(probed) < info.base + info.size
-        for start, _ in held:
-            device.data_unlock(arena.page(start))
-        assert arena.locked == set()
-        unmap_memory(arena.start, arena.size)
+            locked = arena.locked
+            unmap_memory(arena.start, arena.size)
+        assert locked == set()
 
 
 class TestMemory:
