@@ -33,7 +33,7 @@ class Latch:
         mine.acquire()
         self._waiting.append(mine)
         if not self._set:  # if it is, `set` may have run before this lock was in the list
-            mine.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+            mine.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), _thread.TIMEOUT_MAX))
         with suppress(ValueError):
             self._waiting.remove(mine)
         return self._set

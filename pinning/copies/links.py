@@ -55,6 +55,7 @@ class Way:
         self.link: Queue = Queue(device, links="own")
         self.bus._lend()
         self.link._lend()
+        self.rates = tuple(rate_of(getattr(each, "pci_address", None)) for each in (device, peer))  # of their buses
         self.user: int | None = None  # the id of the queue whose copies use this way
 
     def is_free_for(self, queue: Queue) -> bool:
@@ -243,7 +244,7 @@ def divided(
     if not ways or not whole.is_divided:
         return None
     of_queue = _Divided(whole, queue, queue.submit(None, wait_for, whole.keep))
-    borders = _borders(size, queue.device, ways)
+    borders = _borders(size, ways)
     events: list[Event] = []
     try:
         events.append(of_queue.directly(0, borders[0]))
@@ -383,15 +384,23 @@ def _is_divided(plan: Plan) -> bool:
 
 
 def _with_share(ways: tuple[Way, ...], size: int) -> tuple[Way, ...]:
-    """The ways for which `size` bytes suffice: each link moves LEAST_SHARE or more."""
-    return ways[: max(0, (size - HEAD_START) // LEAST_SHARE - 1)]
+    """The ways for which `size` bytes suffice: a link moves LEAST_SHARE or more, or less if its bus is slower."""
+    shared = size - HEAD_START
+    ways = ways[: max(0, shared // LEAST_SHARE - 1)]
+    rates = _rates(ways)
+    return tuple(way for way, rate in zip(ways, rates[1:], strict=True) if shared * rate >= MIB * sum(rates))
 
 
-def _borders(size: int, device: MemoryDevice, ways: tuple[Way, ...]) -> list[int]:
-    """Where the share of each link ends; shares are in proportion to the rates of the buses."""
-    rates = [rate_of(getattr(each, "pci_address", None)) for each in (device, *(way.peer for way in ways))]
+def _rates(ways: tuple[Way, ...]) -> list[int]:
+    """The rates of the device's bus and of the peers', by which they share a copy: as if equal where one is unknown."""
+    rates = [way.rates[0] for way in ways[:1]] + [way.rates[1] for way in ways]
     known = [rate for rate in rates if rate is not None]
-    parts = known if len(known) == len(rates) else [1] * len(rates)
+    return known if len(known) == len(rates) else [1] * len(rates)
+
+
+def _borders(size: int, ways: tuple[Way, ...]) -> list[int]:
+    """Where the share of each link ends."""
+    parts = _rates(ways)
     total, borders, reached = sum(parts), [], 0
     for part in parts:
         reached += part

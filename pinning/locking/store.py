@@ -25,7 +25,7 @@ import numpy
 
 from pinning.budget.cache import give_back_crossing
 from pinning.budget.limits import budget
-from pinning.errors import LockLimitError, PinningError
+from pinning.errors import LockLimitError, PartialOverlapError, PinningError
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import Lock, lock, range_of, unlock_cached
 from pinning.machine.mappings import mappings
@@ -180,12 +180,13 @@ class ObjectLocks:
         with self._changing:
             if extent not in self._extents:
                 return
-            extent.begun = True
+            extent.begun, extent.lock = True, None
+            extent.settled = threading.Event()  # a new one: it may be locked once more
         try:
             extent.lock = lock(extent.start, extent.size, device=self._device)
         except Exception as error:
             self._say(error)
-            if isinstance(error, LockLimitError):
+            if isinstance(error, (LockLimitError, PartialOverlapError)):
                 extent.asked = extent.begun = False  # tried again with the next use
             else:
                 self._refused.add((extent.start, extent.size))

@@ -50,11 +50,13 @@ def park(*holders: Holder, links: Links = "idle") -> Parked:
     if not holders or not all(isinstance(each, (torch.nn.Module, torch.optim.Optimizer)) for each in holders):
         raise TypeError("park takes modules and optimizers, at least one")
     memory = list(_storages_of(holders))
-    parked = _parked.get(holders[0]) or Parked()
-    if parked.parked:
-        raise PinningError(f"this {type(holders[0]).__name__} is already parked; wake it first")
+    parked = _parked.get(holders[0])
+    if parked is None or parked.parked:  # by a call with others, which sleep still
+        parked = Parked()
     parked.park(memory, links)
     torch.cuda.empty_cache()
+    for each in [other for other, its in _parked.items() if its is parked]:
+        _parked[each] = Parked()  # was parked with these before, and is awake
     for each in holders:
         _parked[each] = parked
     return parked

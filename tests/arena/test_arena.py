@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import mmap
 import os
 import re
@@ -168,11 +169,12 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         memory = arena.allocate(100)  # usable already
         memory.asarray()[:] = 1
         memory.free()
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             asked = pool.submit(arena.device_ptr_of, arena.ptr + SIZE - 1)  # waits until it is locked
-            early = wait([asked], timeout=0.05).done
+            endless = pool.submit(arena.wait, timeout=math.inf)
+            early = wait([asked, endless], timeout=0.05).done
             slow.opened.set()
-            assert not early
+            assert not early and endless.result(WAIT) is None
             assert asked.result(WAIT) == arena.ptr + SIZE - 1 + LOCKED_OFFSET
         arena.wait(1, timeout=WAIT)
         assert arena.progress == SIZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -69,6 +70,19 @@ def test_an_optimizer_and_gradients_go_along() -> None:
     assert made[0].weight.grad.untyped_storage().nbytes() == 0
     wake(adam)
     assert all(torch.equal(a, b) for a, b in zip(contents(made) + contents(adam), before + state, strict=True))
+
+
+def test_modules_that_were_parked_together_park_and_wake_alone() -> None:
+    made = [model(), model()]
+    before = [contents(each) for each in made]
+    park(*made)
+    wake(*made)
+    park(made[0])
+    wake(made[1])
+    assert all(each.untyped_storage().nbytes() == 0 for each in made[0].parameters()), "it still sleeps"
+    park(made[1])
+    wake(*made)
+    assert all(map(torch.equal, chain(*map(contents, made)), chain(*before)))
 
 
 @pytest.mark.parametrize("failing", ["__init__", "copy_async", "copy_batch_async"])

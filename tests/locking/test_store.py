@@ -23,7 +23,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import Background, FakeDevice
 from limits import needs_room_to_lock
-from pinning import VendorError
+from pinning import LockLimitError, VendorError
 from pinning.conformance.faults import eventually
 from pinning.locking import store
 from pinning.locking.store import ObjectLocks
@@ -276,6 +276,34 @@ def test_an_object_that_is_used_while_its_lock_is_given_up_is_locked_again(
     use(locks, memory[0:10_000])
     assert given_up.wait(MINUTE)
     assert eventually(lambda: pinning.is_locked(memory[0:10_000], device=device))
+
+
+def test_an_object_that_takes_the_place_of_one_being_locked_once_more_waits_for_that(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, tries = threading.Event(), list[int]()
+
+    def slow(start: int, *arguments: Any, **more: Any) -> pinning.Lock:
+        tries.append(start)
+        if len(tries) == 1:
+            raise LockLimitError("no room just now")
+        if len(tries) == 2:
+            assert gate.wait(MINUTE)
+        return really(start, *arguments, **more)
+
+    really = store.lock
+    monkeypatch.setattr(store, "lock", slow)
+    deleted, made, views = memory[0:10_000], memory[5_000:20_000], list[Any]()
+    kept = use(locks, deleted)
+    assert eventually(lambda: use(locks, deleted) is not None and len(tries) == 2)
+    del kept
+    user = threading.Thread(target=lambda: views.append(use(locks, made)))
+    user.start()
+    user.join(0.2)
+    assert user.is_alive()
+    gate.set()
+    user.join()
+    assert eventually(lambda: locked(device) == [(made.ctypes.data, made.nbytes)])
 
 
 def test_closed_it_undoes_what_is_not_used(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:

@@ -373,13 +373,22 @@ def test_peers_that_cannot_be_asked_are_left_out(monkeypatch: pytest.MonkeyPatch
     assert right and copy.reason.endswith("over 3 links: cuda:0, cuda:3, cuda:4")
 
 
-def test_shares_follow_the_rates_of_the_buses(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_copies, "rate_of", {"0001:3b:00.0": 3, "0001:3d:00.0": 1}.get)
-    with memory(64 * MIB) as (host, there), pinning.Queue("cuda:0", links=["cuda:2"]) as queue:
+@pytest.mark.parametrize(
+    ("rates", "own"), [((2, 1, 1), 36), ((512, 4, 4), 64), ((512, 4, 512), 36), ((512, None, 1), 26)]
+)
+def test_shares_follow_the_rates_of_the_buses(
+    standin: StandIn, monkeypatch: pytest.MonkeyPatch, rates: tuple[int | None, ...], own: int
+) -> None:
+    """A bus that is too slow for a share is left out; all shares are equal if one rate is unknown."""
+    names = ["0001:3b:00.0", "0001:3c:00.0", "0001:3d:00.0"]
+    pinning.copies.trim_staging()
+    monkeypatch.setattr(of_copies, "rate_of", dict(zip(names, rates, strict=True)).get)
+    with memory(64 * MIB) as (host, there), pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"]) as queue:
         standin.configure("nvswitch")
         pinning.copy(there, host, queue=queue)
         calls = [call.split() for call in standin.calls("cuMemcpyAsync")]
-        assert sum(int(size) for _, _, _, size, stream in calls if stream == calls[0][-1]) == 50 * MIB
+        assert sum(int(size) for _, _, _, size, stream in calls if stream == calls[0][-1]) == own * MIB
+    pinning.copies.trim_staging()
 
 
 @pytest.mark.slow
