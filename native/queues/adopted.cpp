@@ -6,7 +6,6 @@
 #include <mutex>
 #include <pinning/lane.hpp>
 #include <pinning/process.hpp>
-#include <thread>
 #include <vector>
 
 namespace pinning {
@@ -17,13 +16,14 @@ class AdoptedLanes {
  public:
   /// The lane of this stream; `fresh`, which may be null, if there is none.
   std::shared_ptr<Lane> get(VendorDevice& device, std::uintptr_t stream, std::shared_ptr<Lane> const& fresh) {
+    std::uint64_t const thread = thread_of_stream(device, stream);
     std::lock_guard const guard(mutex_);
     std::erase_if(lanes_, [](Entry const& each) { return each.lane.expired(); });
     for (Entry const& each : lanes_) {
-      if (each.device != &device || each.stream != stream || each.thread != thread_of(stream)) continue;
+      if (each.device != &device || each.stream != stream || each.thread != thread) continue;
       if (auto lane = each.lane.lock()) return lane;
     }
-    if (fresh != nullptr) lanes_.push_back({&device, stream, thread_of(stream), fresh});
+    if (fresh != nullptr) lanes_.push_back({&device, stream, thread, fresh});
     return fresh;
   }
 
@@ -31,15 +31,9 @@ class AdoptedLanes {
   struct Entry {
     VendorDevice* device;
     std::uintptr_t stream;
-    std::thread::id thread;  // if each thread has a stream of this handle
+    std::uint64_t thread;  // `thread_of_stream`
     std::weak_ptr<Lane> lane;
   };
-
-  static constexpr std::uintptr_t of_each_thread = 2;  // CU_STREAM_PER_THREAD, hipStreamPerThread
-
-  static std::thread::id thread_of(std::uintptr_t stream) {
-    return stream == of_each_thread ? std::this_thread::get_id() : std::thread::id();
-  }
 
   std::mutex mutex_;
   std::vector<Entry> lanes_;

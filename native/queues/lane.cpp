@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t poll_every = 64;  // operations
 constexpr std::chrono::microseconds spin{100};  // for which a waiting thread polls before it records an event and sleeps
 
+constexpr std::uintptr_t of_each_thread = 2;  // CU_STREAM_PER_THREAD, hipStreamPerThread
+
 constexpr char const* no_questions = "cannot be asked or waited for";
 
 thread_local bool destroying = false;  // whether this thread destroys operations
@@ -26,12 +28,21 @@ std::string vendor_name(VendorDevice const& device) { return device.name().subst
 
 }  // namespace
 
+std::uint64_t thread_of_stream(VendorDevice const& device, std::uintptr_t handle) {
+  static std::atomic<std::uint64_t> threads = 0;
+  thread_local std::uint64_t const number = ++threads;
+  if (handle != of_each_thread) return 0;
+  auto const vendor = vendor_name(device);
+  return vendor == "cuda" || vendor == "hip" ? number : 0;
+}
+
 // ---- making a lane ----
 
 Lane::Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted)
     : device_(device),
       vendor_(vendor_name(device)),
       queue_(std::move(queue)),
+      thread_(adopted ? thread_of_stream(device, queue_->handle()) : 0),
       adopted_(adopted),
       made_in_(generation()),
       timeline_(std::make_shared<Timeline>(ordered)),
@@ -69,6 +80,15 @@ void Lane::check_wait() const {
                     "for the function: wait outside of it");
 }
 
+/// Whether a call of the vendor with this stream means the one that the lane is for.
+bool Lane::is_threads_own() const { return thread_ == 0 || thread_ == thread_of_stream(device_, of_each_thread); }
+
+void Lane::check_thread() const {
+  if (is_threads_own()) return;
+  throw Unsupported("this queue is over the default stream of another thread, and each thread has its own: adopt it in the "
+                    "thread that uses it");
+}
+
 // ---- the lock ----
 
 void Lane::lock() {
@@ -91,6 +111,7 @@ void Lane::unlock() noexcept {
 }
 
 void Lane::check_open() const {
+  check_thread();
   if (closing_ || closed_) throw Closed("the queue was closed meanwhile; nothing can be submitted to it");
 }
 
@@ -109,7 +130,7 @@ bool Lane::may_write(Span range, Events const& after) {
   return meet();
 }
 
-std::uint64_t Lane::capture() { return shared_ && !closed_ ? queue_->capture() : 0; }
+std::uint64_t Lane::capture() { return shared_ && !closed_ && is_threads_own() ? queue_->capture() : 0; }
 
 void Lane::check_uncaptured(char const* what) {
   if (capture() == 0) return;
@@ -229,6 +250,7 @@ void Lane::record_last() {
 
 /// (locked) Make the vendor's event of the last place.
 std::shared_ptr<VendorEvent> Lane::record_now(Place& place) {
+  check_thread();
   std::shared_ptr<VendorEvent> vendor = queue_->record();
   std::lock_guard const state(state_);
   return place.vendor_ = std::move(vendor);
@@ -334,6 +356,7 @@ bool Lane::needs_progress() {
 
 /// (locked) Add a marker behind all that was submitted.
 void Lane::mark_end() {
+  check_thread();
   std::list<Marker> marker(1);
   marker.front() = {submitted_.load(), queue_->record()};
   std::lock_guard const state(state_);
@@ -342,6 +365,7 @@ void Lane::mark_end() {
 
 /// Whether the vendor has done all; if `block`, wait until it has. Meanwhile the queue is not given back.
 bool Lane::ask(bool block, Meanwhile meanwhile) {
+  check_thread();
   check_uncaptured(no_questions);
   ++asking_;
   asked.push_back(this);
@@ -439,7 +463,7 @@ bool Lane::poll() {
 bool Lane::done() {
   if (shared_ && !closed_) check_uncaptured(no_questions);
   bool over = poll();
-  if (shared_ && !closed_) {  // what others have submitted counts as well
+  if (shared_ && !closed_ && is_threads_own()) {  // what others have submitted counts as well
     std::uint64_t const submitted = complete_;
     try {
       over = ask(false);
@@ -528,8 +552,17 @@ std::vector<std::uint64_t> Lane::keeping(void const* object) {
 }
 
 bool Lane::is_silent() {
-  std::lock_guard const state(state_);
-  return shared_ && markers_.empty();
+  {
+    std::lock_guard const state(state_);
+    if (!shared_ || !markers_.empty()) return false;
+  }
+  if (adopted_ || closed_ || is_over() || !try_lock()) return true;  // an owner may have destroyed its stream
+  std::lock_guard<Lane> const submitting(*this, std::adopt_lock);
+  try {
+    if (capture() == 0) return mark_end(), false;
+  } catch (std::exception const&) {
+  }
+  return true;
 }
 
 // ---- the end ----
@@ -547,6 +580,7 @@ void Lane::synchronize(Meanwhile meanwhile) {
   check();
   check_wait();
   check_uncaptured(no_questions);
+  if (!is_threads_own()) return drain(meanwhile);
   std::uint64_t const submitted = complete_;
   if (!closed_) {
     try {
@@ -573,6 +607,7 @@ void Lane::drain(Meanwhile meanwhile) {
       std::lock_guard<Lane> const submitting(*this);
       mark_end();
     } catch (std::exception const&) {
+      check_thread();
       return synchronize(meanwhile);
     }
   }
@@ -671,12 +706,13 @@ void Lane::give_back() {
     }
   }
   if (closed_) {
-    if (adopted_ && !is_lost() && !is_over()) {  // its owner's stream may still use what is kept
+    if (is_over() || is_lost()) {
+      finish(submitted_);
+    } else {  // the end of its work is not seen any more: what is kept, or was freed after it, may be in use for ever
       std::lock_guard const state(state_);
       for (Kept& each : kept_) each.operation.release();
       kept_.clear();
     }
-    finish(submitted_);
   }
   if (refused != nullptr) std::rethrow_exception(refused);
 }

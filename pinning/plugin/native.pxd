@@ -71,6 +71,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
 
     cppclass VendorQueue:
         uintptr_t handle() noexcept
+        uint64_t stream_number() except +raise_in_python
         void copy(uint64_t dst, uint64_t src, uint64_t size) except +raise_in_python
         void copy_2d(uint64_t dst, uint64_t dst_pitch, uint64_t src, uint64_t src_pitch, uint64_t width,
                      uint64_t height) except +raise_in_python

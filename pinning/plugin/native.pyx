@@ -310,6 +310,14 @@ cdef class NativeQueue:
         return self.vendor.handle()
 
     @property
+    def stream_number(self) -> int:
+        """A number of the vendor's stream that no other one gets, also when this one is gone; or else the handle."""
+        cdef uint64_t number
+        with nogil:
+            number = self.vendor.stream_number()
+        return number
+
+    @property
     def waits_for_values(self) -> bool:
         return self.vendor.waits_for_values()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
@@ -19,6 +19,7 @@ cdef extern from "<pinning/operation.hpp>" namespace "pinning" nogil:
 
 cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
     ctypedef vector[CEvent*] CEvents "pinning::Events"
+    uint64_t thread_of_stream(const VendorDevice& device, uintptr_t handle) except +
 
     cppclass CLane "pinning::Lane":
         @staticmethod
@@ -43,8 +44,9 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         void synchronize(Meanwhile meanwhile) except +raise_in_python
         cbool keeps_any() noexcept
         vector[uint64_t] keeping(const void* thing) except +
-        cbool is_silent() noexcept
+        cbool is_silent() except +raise_in_python
         cbool is_lost() noexcept
+        void drain(Meanwhile meanwhile) except +raise_in_python
         void close(Meanwhile meanwhile) except +raise_in_python
         void give_back() except +raise_in_python
         cbool is_in_call() noexcept
@@ -84,7 +86,9 @@ cdef class Lane:
     cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
     cdef uint64_t unwatched  # operations at the last call of `unwatch`
-    cdef readonly bint retired
+    cdef int users  # queues that submit here, of which several may be over one stream of another owner
+    cdef readonly bint retired  # there is none, nor will be once it is `given_back`
+    cdef bint given_back
     cdef unsigned made_in
 
     cdef uint64_t capture(self) except? 0

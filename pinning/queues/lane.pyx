@@ -14,9 +14,13 @@ from pinning.runtime.process cimport generation, is_parents
 
 import os
 from collections import deque
+from typing import TYPE_CHECKING
 
 from pinning.errors import PinningError
 from pinning.queues import pending
+
+if TYPE_CHECKING:
+    from pinning.plugin import MemoryDevice
 
 ctypedef int (*Submit)(PyObject* work, PyObject* vendor, VendorQueue& queue) except -1
 ctypedef cbool (*Keeps)(PyObject* work, const void* thing) noexcept
@@ -93,6 +97,11 @@ cdef class Work:
         return ONCE
 
 
+def thread_of(device: MemoryDevice, uintptr_t handle) -> int:
+    """The number of this thread, if each thread has a vendor's queue of its own with this handle, else 0."""
+    return thread_of_stream(dereference(vendor_of(device)), handle)
+
+
 cdef class Lane:
     def __init__(self, vendor, bint ordered, bint adopted, device, stream=None):
         cdef NativeQueue native = native_queue(vendor)
@@ -101,7 +110,7 @@ cdef class Lane:
         self.queue = native.vendor
         self.native = CLane.make(dereference(owner), native.owned, ordered, adopted)
         self.unresolved = deque()
-        self.made_in = generation()
+        self.made_in, self.users = generation(), 1
         pending.track(self)
 
     def __dealloc__(self):
@@ -235,7 +244,10 @@ cdef class Lane:
     @property
     def silent(self):
         """Whether polling shows no progress, because others submit here too and the vendor has refused the last event."""
-        return self.native.get().is_silent()
+        cdef bint silent
+        with nogil:
+            silent = self.native.get().is_silent()
+        return silent
 
     @property
     def reached(self):
@@ -262,9 +274,28 @@ cdef class Lane:
 
     # ---- the end ----
 
+    def join(self):
+        """Note that one more queue submits here; False if that cannot be."""
+        if self.given_back or self.native.get().is_closed() or is_parents(self.made_in):
+            return False
+        self.users += 1
+        self.retired = False
+        return True
+
     def retire(self):
-        """Note that no more work will be submitted here."""
-        self.retired = True
+        """Note that a queue submits here no more."""
+        self.users -= 1
+        self.retired = self.users == 0
+
+    def drain(self):
+        """Wait until all work is over that was submitted here, not by others. Raises as `done`."""
+        if self.native.get().is_in_call():
+            return
+        try:
+            with nogil:
+                self.native.get().drain(&handle_signals)
+        finally:
+            self.attend()
 
     def finish(self):
         """Wait until all work is over, and give the vendor's queue back.
@@ -274,14 +305,19 @@ cdef class Lane:
         if self.native.get().is_in_call():
             pending.retire(self)  # the service thread will do it, once this call has ended
             return
+        self.given_back = True
         try:
             with nogil:
                 self.native.get().close(&handle_signals)
         finally:
+            self.given_back = self.native.get().is_closed()
             self.attend()
 
     def close(self):
         """Give the vendor's queue back; its work is over, as far as it is seen. If the device is lost, so is the queue."""
+        if not self.retired:  # a queue has joined meanwhile
+            return
+        self.given_back = True
         try:
             with nogil:
                 self.native.get().give_back()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self, TypeVar
 from weakref import ref
@@ -15,8 +14,10 @@ from weakref import ref
 from pinning.errors import ArgumentError, InvalidRangeError, PinningError
 from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
+from pinning.queues import pending
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
+from pinning.queues.lane import Lane, thread_of  # type: ignore[attr-defined]  # Lane has no public members
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, integer, is_one_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Order = Literal["in_order", "out_of_order"]
 _K = TypeVar("_K")
+_Key = tuple[int, int, int]  # a stream: the id of its device, its handle or number, and `thread_of`
+
+_lanes: dict[_Key, ref[Lane]] = {}  # of streams to which others submit, by number: handles are used again
 
 
 class Pools(Protocol):
@@ -76,8 +80,8 @@ class Queue(Submitter):
     """
 
     _pools: ClassVar[Pools]  # set by pinning.memory, which imports this package and not the reverse
-    _adopted: ClassVar[dict[tuple[int, int, int], ref[Queue]]] = {}  # by id of the device, handle and `_thread_of`
-    _given_away = 0  # the handle, once it was given to others
+    _adopted: ClassVar[dict[_Key, ref[Queue]]] = {}  # by the streams' handles
+    _given_away: _Key | None = None  # its stream, once others know the handle
     _links: Chosen | None = None
 
     def __init__(
@@ -117,22 +121,22 @@ class Queue(Submitter):
             handle = integer(stream, "the queue", "the handle of a vendor's queue")
             if not 0 <= handle < 1 << 64:
                 raise InvalidRangeError(f"{handle:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
-            return cls._over(owner, owner.adopt_queue(handle), None)
+            return cls._over(owner, _lane_over(owner, handle, None))
         handle = _handle_of(stream)
-        key = id(owner), handle, _thread_of(owner, handle)
+        key = id(owner), handle, thread_of(owner, handle)
         while True:
             known = cls._adopted.get(key)
             queue = None if known is None else known()
             if queue is not None and queue.usable:
                 return queue
-            queue = cls._over(owner, owner.adopt_queue(handle), stream)
-            if replace(cls._adopted, key, known, ref(queue, partial(_forget_adopted, key))):
+            queue = cls._over(owner, _lane_over(owner, handle, stream))
+            if replace(cls._adopted, key, known, ref(queue, partial(_forget, cls._adopted, key))):
                 return queue
 
     @classmethod
-    def _over(cls, device: MemoryDevice, vendor: VendorQueue, stream: object) -> Queue:
+    def _over(cls, device: MemoryDevice, lane: Lane) -> Queue:
         queue = cls.__new__(cls)
-        Submitter.__init__(queue, device, True, vendor, stream)
+        Submitter.__init__(queue, device, True, lane)
         return queue
 
     @property
@@ -151,8 +155,14 @@ class Queue(Submitter):
         An out-of-order queue has several; this is the first one's. Once it has been read, others may submit, so each
         operation's vendor event is made at once.
         """
-        self._given_away = self._share()
-        return self._given_away
+        lane = self._share()
+        handle: int = lane.vendor.handle
+        if handle and self._given_away is None:
+            self._given_away = id(self.device), handle, 0
+            if self.order == "in_order":
+                key = _stream_of(self.device, lane.vendor)
+                _lanes[key] = ref(lane, partial(_forget, _lanes, key))
+        return handle
 
     @property
     def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
@@ -268,7 +278,8 @@ class Queue(Submitter):
     def close(self) -> None:
         """Wait until all work is complete, and give the vendor's queue back. Can be repeated. Events stay valid.
 
-        A queue that was adopted from another library's stream over this queue's handle is closed too.
+        A queue that was adopted from another library's stream over this queue's handle is closed too. As long as one is
+        open that was adopted by the handle itself, the vendor's queue is kept.
 
         Raises
         ------
@@ -276,7 +287,7 @@ class Queue(Submitter):
             Work failed, and no event reports it. Or the vendor refused to take the queue back; then it is still open,
             unless the vendor refuses everything, because the device is lost.
         """
-        known = self._adopted.get((id(self.device), self._given_away, 0)) if self._given_away else None
+        known = None if self._given_away is None else self._adopted.get(self._given_away)
         adopted = None if known is None else known()
         try:
             if adopted is not None and adopted is not self:
@@ -292,7 +303,6 @@ class Queue(Submitter):
         return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
 
 
-_OF_EACH_THREAD = 2  # CU_STREAM_PER_THREAD, hipStreamPerThread
 _DEFAULT = "default queue"  # the key in a device's slots
 default_queues: dict[int, ref[Queue]] = {}  # default queues by id of the device, for Cython code
 
@@ -352,11 +362,26 @@ def _handle_of(stream: object) -> int:
     return int(handle)
 
 
-def _forget_adopted(key: tuple[int, int, int], gone: ref[Queue]) -> None:
-    if Queue._adopted.get(key) is gone:  # else another queue has taken its place
-        del Queue._adopted[key]
+def _stream_of(device: MemoryDevice, vendor: Any) -> _Key:
+    return id(device), getattr(vendor, "stream_number", vendor.handle), thread_of(device, vendor.handle)
 
 
-def _thread_of(device: MemoryDevice, handle: int) -> int:
-    """The thread whose stream it is, if each thread has one with this handle; else 0."""
-    return get_ident() if handle == _OF_EACH_THREAD and device.vendor in ("cuda", "hip") else 0
+def _lane_over(device: MemoryDevice, handle: int, stream: object) -> Lane:
+    """The one lane over a stream of another owner: so a copy knows what earlier copies there may still write."""
+    vendor = device.adopt_queue(handle)
+    key = _stream_of(device, vendor)
+    while True:
+        known = _lanes.get(key)
+        lane = None if known is None else known()
+        if lane is not None and lane.join():
+            return lane
+        lane = Lane(vendor, True, True, device, stream)
+        if replace(_lanes, key, known, ref(lane, partial(_forget, _lanes, key))):
+            return lane
+        pending.retire(lane)  # another thread was quicker
+        vendor = device.adopt_queue(handle)
+
+
+def _forget(where: dict[_Key, ref[Any]], key: _Key, gone: ref[Any]) -> None:
+    if where.get(key) is gone:  # else another one has taken its place
+        del where[key]

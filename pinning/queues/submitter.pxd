@@ -37,6 +37,7 @@ cdef class Submitter:
     cdef readonly object device  # type: MemoryDevice
     cdef readonly bint closed
     cdef bint ordered
+    cdef bint apart  # it has left its lane to other queues over the same stream
     cdef unique_ptr[CQueue] native
     cdef list lanes  # those of `native`, for Python
     cdef unsigned made_in

@@ -85,15 +85,13 @@ cdef class Submitter:
         self.made_in = generation()
         self.closed = True  # until __init__ has succeeded
 
-    def __init__(
-        self, device: MemoryDevice, bint ordered, vendor: VendorQueue | None = None, stream: object = None
-    ) -> None:
-        # Of `device`; or over `vendor`, which others use too and which `stream` keeps valid.
+    def __init__(self, device: MemoryDevice, bint ordered, Lane lane: Lane | None = None) -> None:
+        # Over `lane`, of which this is a user from now on; by default over a new vendor's queue.
         if self.lanes:
             raise TypeError("a Queue cannot be initialized again")
         self.device = device
         self.ordered = ordered
-        cdef Lane first = Lane(vendor or pending.vendor_queue(device), ordered, vendor is not None, device, stream)
+        cdef Lane first = lane or Lane(pending.vendor_queue(device), ordered, False, device)
         self.native.reset(new CQueue(first.native))
         self.lanes.append(first)
         self.closed = False
@@ -390,13 +388,12 @@ cdef class Submitter:
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         return not self.is_shared() and not self.is_to_be_written(start, size, wait_for)
 
-    def _share(self) -> int:
-        """The vendor's handle of the first lane. From now on its events are made at once: others submit there."""
+    def _share(self) -> Lane:
+        """The first lane. From now on its events are made at once: others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
-        handle = lane.vendor.handle
         lane.share()
-        return handle
+        return lane
 
     def _lend(self) -> None:
         """From now on, do not count what is submitted here as work of its device: it is work for another device."""
@@ -450,12 +447,18 @@ cdef class Submitter:
         try:
             for lane in self.lanes:
                 try:
-                    lane.finish()
+                    if lane.users == 1 and not self.apart:
+                        lane.finish()
+                        continue
+                    lane.drain()
+                    if not self.apart:  # of two threads that close it, one
+                        self.apart = True
+                        pending.retire(lane)
                 except Exception as error:
                     first = first or error
         finally:
             lanes = self.lanes  # holds the old value until replaced: see docs/concurrency.md
-            open_ones = [lane for lane in lanes if not (lane.closed or lane.retired)]
+            open_ones = [lane for lane in lanes if not (self.apart or lane.closed or lane.retired)]
             self.closed = not open_ones
             self.lanes = open_ones or lanes  # lanes that were given back take no work
             if self.closed and lanes:

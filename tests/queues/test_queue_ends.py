@@ -395,6 +395,26 @@ def test_an_event_that_the_vendor_refuses_in_an_adopted_queue(device: FakeMemory
     theirs.close()
 
 
+@pytest.mark.parametrize("adopted", [True, False])
+def test_what_a_dropped_queues_work_uses_outlasts_it_though_its_event_was_refused(
+    device: FakeMemoryDevice, adopted: bool
+) -> None:
+    """Until the end of the work, which an event made later shows; in a stream of others, for ever."""
+    theirs, thing = device.make_queue(), Thing()
+    queue = Queue.adopt(theirs.handle, device) if adopted else Queue(device)
+    assert queue.handle
+    gone = weakref.ref(thing)
+    device.fail_call(calls_before=1)
+    queue.submit(work, (), (thing,))
+    del thing, queue
+    gc.collect()
+    time.sleep(0.05)
+    assert gone() is not None
+    device.let_go()
+    assert adopted or eventually(lambda: gone() is None)
+    theirs.close()
+
+
 @pytest.mark.parametrize("recovers", [True, False])
 def test_close_of_an_adopted_queue_after_a_refused_event(device: FakeMemoryDevice, recovers: bool) -> None:
     """The event is recorded after all, and waited for, or if that is refused, all work in the stream is."""

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, suppress
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,6 +23,7 @@ from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
 from pinning.conformance.faults import eventually
 from pinning.queues import Event, Queue, as_queue, default_queue, uses
+from pinning.queues.lane import Lane
 from queue_work import Thing, work
 
 HOST = pinning.device("host:0")
@@ -342,7 +344,31 @@ def test_the_stream_of_each_thread_has_a_queue_of_its_own() -> None:
     theirs.handle = 2
     queue = Queue.adopt(Stream(2), device)
     assert Queue.adopt(Stream(2), device) is queue
-    assert in_threads(lambda each: Queue.adopt(each, device), [Stream(2)])[0] is not queue
+    queues = [Background(partial(Queue.adopt, Stream(2), device)).result() for _ in range(5)]
+    assert len({queue, *queues}) == 6, "also one that begins when another has ended"
+    for each in queues:
+        each.close()
+    theirs.close()
+
+
+def test_queues_over_one_stream_end_one_by_one(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+    first, second, third = (Queue.adopt(theirs.handle, device) for _ in range(3))
+    event = first.submit(work)
+    closing = Background(first.close)
+    assert eventually(lambda: first.closed)
+    assert closing.is_alive(), "its work has not ended"
+    device.let_go()
+    closing.result()
+    first.close()
+    assert event.done() and not (second.closed or third.closed)
+    second.submit(work).wait()
+    second.close()
+    third.submit(work).wait()
+    third.close()
+    with pytest.raises(PinningError, match="closed"):
+        first.submit(work)
+    assert device.queues_alive == 1
     theirs.close()
 
 
@@ -364,7 +390,7 @@ def test_queues_of_a_vendor_may_compare_equal(device: FakeMemoryDevice, hashable
     vendors = [Equal(device, False, shared=theirs) for _ in range(2)]
     with pinning.alloc(100, device=device) as memory, ExitStack() as stack:
         for vendor in vendors:
-            queue = stack.enter_context(Queue._over(device, vendor, None))
+            queue = stack.enter_context(Queue._over(device, Lane(vendor, True, True, device)))
             pinning.fill(memory, 1, queue=queue)
     assert [id(each) for each in filling] == [id(each) for each in vendors]
     theirs.close()

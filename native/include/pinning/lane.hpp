@@ -31,6 +31,9 @@ namespace pinning {
 
 class Lane;
 
+/// The number of this thread if each thread has a stream of its own with this handle, else 0. No number is used twice.
+PINNING_API std::uint64_t thread_of_stream(VendorDevice const& device, std::uintptr_t handle);
+
 /// How a copy travels.
 struct How {
   CopyPath path;  // the slowest of its parts
@@ -162,7 +165,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API void lock();
   PINNING_API bool try_lock();
   PINNING_API void unlock() noexcept;
-  /// (locked) Throw Closed if it is, or is about to be.
+  /// (locked) Throw Closed if it is, or is about to be, and Unsupported in a thread whose stream it is not.
   PINNING_API void check_open() const;
 
   // ---- progress ----
@@ -183,7 +186,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PINNING_API bool keeps_any();
   /// The positions of operations that keep this object.
   PINNING_API std::vector<std::uint64_t> keeping(void const* object);
-  /// Whether polling shows no progress, because others submit here too and the vendor has refused the last event.
+  /// Whether polling shows no progress, because others submit here too and the vendor has refused the last event, and
+  /// refuses another one.
   PINNING_API bool is_silent();
   /// Whether the vendor reports nothing but errors.
   bool is_lost() const noexcept { return refusals_ >= lost; }
@@ -217,6 +221,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordered, bool adopted);
   void check_wait() const;
+  bool is_threads_own() const;
+  void check_thread() const;
 
   Event submit_locked(std::list<Kept>& kept, VendorEvents const& awaited, std::optional<How>* how);
   Event put(std::unique_ptr<Operation> operation, Events const& after, std::optional<How>* how);
@@ -247,7 +253,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   VendorDevice& device_;
   std::string const vendor_;  // "cuda"
   std::shared_ptr<VendorQueue> queue_;
-  bool const adopted_;  // and the owner may destroy the vendor's queue once what was submitted is over
+  std::uint64_t const thread_;  // whose stream it is; 0: of all threads
+  bool const adopted_;          // and the owner may destroy the vendor's queue once what was submitted is over
   unsigned const made_in_;
   SharedTimeline const timeline_;
 

@@ -133,10 +133,11 @@ struct AccessDescription {
   FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
            void**, void**)
 
-// Null in drivers that lack them. The first came with 12.0, the second with 12.3. The third is exported as
-// cuMemcpyBatchAsync, since 12.8; the fourth came with 13.0, whose header calls it by that name.
+// Null in drivers that lack them. The first two came with 12.0, the third with 12.3. The fourth is exported as
+// cuMemcpyBatchAsync, since 12.8; the fifth came with 13.0, whose header calls it by that name.
 #define PINNING_CUDA_NEWER_FUNCTIONS(FUNCTION)                                                          \
   FUNCTION(cuCtxGetId, int, void*, unsigned long long*)                                                 \
+  FUNCTION(cuStreamGetId, int, void*, unsigned long long*)                                              \
   FUNCTION(cuStreamGetCaptureInfo_v3, int, void*, int*, std::uint64_t*, void**, void const**, void const**, std::size_t*) \
   FUNCTION(cuMemcpyBatchAsync_v1, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
            CopyAttributes*, std::size_t*, std::size_t, std::size_t*, void*)                             \

@@ -23,6 +23,7 @@ char const* advice(int code) {
 Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the NVIDIA driver, which provides it") {
   PINNING_CUDA_FUNCTIONS(PINNING_LOOK_UP)
   library_.get_if_there(cuCtxGetId);
+  library_.get_if_there(cuStreamGetId);
   library_.get_if_there(cuStreamGetCaptureInfo_v3);
   cuMemcpyBatchAsync_v1.symbol = "cuMemcpyBatchAsync";
   library_.get_if_there(cuMemcpyBatchAsync_v1);

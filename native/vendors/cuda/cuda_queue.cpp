@@ -54,6 +54,12 @@ void Queue::write_then_wait(Address written, std::uint32_t value, Address awaite
   submit(driver_.cuStreamBatchMemOp_v2, stream(), 2, operations, 0);
 }
 
+std::uint64_t Queue::stream_number() {
+  unsigned long long number = 0;
+  bool const known = driver_.cuStreamGetId && result(driver_.cuStreamGetId, stream(), &number) == 0;
+  return known ? number : handle();
+}
+
 std::uint64_t Queue::capture_id() {
   return driver_.cuStreamGetCaptureInfo_v3 ? capture_info().id : StreamQueue::capture_id();
 }

@@ -24,6 +24,7 @@ class Queue final : public StreamQueue {
   }
   ~Queue() override { close_quietly(); }
 
+  std::uint64_t stream_number() override;
   /// The driver refuses a host range that crosses the border of a lock. A copy from host memory to host memory, locked
   /// or not, blocks until it is done, and so until all work before it is done.
   void copy(Address dst, Address src, std::uint64_t size) override;

@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import gc
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy
 import pytest
 from cuda.bindings import driver as cuda
 
+import pinning
 from fake_device import Background
 from pinning.conformance.allocations import DATA, Allocations
+from pinning.conformance.faults import eventually
 from pinning.conformance.holding import HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
 from pinning.errors import PinningError, VendorError
@@ -62,6 +67,70 @@ def test_a_word_is_written_and_another_waited_for(standin: StandIn, queue: Nativ
     queue.synchronize()
     assert host_bytes(target, 10) == DATA[:10]
     assert len(standin.calls("cuStreamBatchMemOp")) == 1
+
+
+class Stream:
+    """A stream of another library."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+@pytest.mark.parametrize("which", ["objects", "numbers", "owner"])
+def test_a_copy_reads_what_an_earlier_one_in_its_stream_writes(standin: StandIn, which: str) -> None:
+    """Whatever names the stream, and though the queue over it, and the first copy's event, are dropped meanwhile."""
+    size, go = 8 << 20, threading.Event()  # staged: the driver's own copy to pageable memory waits for its turn
+    array, result = numpy.zeros(size, "u1"), numpy.zeros(4096, "u1")
+    with (
+        pinning.Queue(GPU) as owner,
+        pinning.Queue(GPU) as plain,
+        pinning.alloc(size, device=GPU) as there,
+        pinning.alloc(4096, device=GPU) as back,
+    ):
+        pinning.fill(there, 7, queue=plain)
+        made: dict[str, Callable[[], object]] = {
+            "objects": lambda: Stream(owner.handle),
+            "numbers": lambda: pinning.Queue.adopt(owner.handle, GPU),
+            "owner": iter([owner, Stream(owner.handle)]).__next__,
+        }
+        owner.call(lambda: go.wait(60))
+        pinning.copy_async(array, there, queue=made[which]())
+        gc.collect()
+        last = pinning.copy_async(back, array, 4096, queue=made[which]())
+        go.set()
+        last.wait()
+        del last
+        pinning.copy(result, back, queue=plain)
+    assert (result == 7).all()
+
+
+def test_a_stream_that_each_thread_has_is_not_mistaken_for_another_threads(standin: StandIn) -> None:
+    go, used = threading.Event(), threading.Event()
+    submitted: list[tuple[pinning.Queue, pinning.Event]] = []
+
+    def submit() -> None:
+        queue = pinning.Queue.adopt(Stream(2), GPU)
+        submitted.append((queue, queue.call(lambda: go.wait(60))))
+        used.wait(60)
+
+    thread = Background(submit)
+    assert eventually(lambda: submitted)
+    ((queue, event),) = submitted
+    assert not queue.done() and not event.done()
+    with pytest.raises(PinningError, match="adopt it in the thread"):
+        queue.call(print)
+    waiting = Background(queue.synchronize)
+    waiting.join(0.1)
+    assert waiting.is_alive() and not event.done()
+    go.set()
+    waiting.result()
+    assert event.done() and queue.done()
+    used.set()
+    thread.result()
+    queue.close()
 
 
 # ---- events ----
