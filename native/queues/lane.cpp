@@ -587,8 +587,7 @@ void Lane::synchronize(Meanwhile meanwhile) {
       ask(true, meanwhile);
     } catch (std::exception const&) {
       read_markers();  // of the same failure, as far as they have one
-      std::lock_guard const state(state_);
-      error_ = nullptr;
+      raise_error();   // the first one: an earlier one, or this one, unless an event has it
       throw;
     }
     read_markers();

@@ -32,6 +32,7 @@ cdef class Allocation(Freeable):
     cdef unsigned long asleep  # the thread that put it to sleep, or is about to; 0: it is awake
     cdef public object _parked  # type: Any  # its contents in the host while it sleeps; dropped when it is freed
 
+    cdef int raise_error(self) except -1
     cdef bint is_live(self) noexcept  # whether it has memory that this process can use
     cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
                    pool) except -1

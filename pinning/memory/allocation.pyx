@@ -41,7 +41,7 @@ from pinning.runtime.handles import refuse_copy
 from pinning.runtime.process import LONGEST, at_exit, at_fork, defer, look_after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
     from typing import Any, SupportsIndex
 
@@ -56,7 +56,7 @@ cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
         void* find(uint64_t address, const void* device) noexcept
 
 cdef enum:
-    MOST_REFUSALS = 10  # of a dropped allocation; then it is lost with its device
+    MOST_REFUSALS = 10  # by the vendor, of what was dropped; then it is lost with its device
 
 cdef tuple KINDS = tuple(MemoryKind)  # in the order of CMemoryKind
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -240,14 +240,12 @@ cdef class Allocation(Freeable):
 
     @property
     def ptr(self) -> int:
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         return self.extent.ptr
 
     @property
     def device_ptr(self) -> int:
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         return self.extent.device_ptr
 
     @property
@@ -272,12 +270,16 @@ cdef class Allocation(Freeable):
         """Whether it is freed, or of another process."""
         return not self.is_live()
 
+    cdef int raise_error(self) except -1:
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # else each call would lengthen the traceback of the same error
+        return 0
+
     cdef bint is_live(self) noexcept:
         return self.state == LIVE and not is_parents(self.made_in)
 
     cdef int check_live(self) except -1:
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         if not self.is_live():
             raise InvalidRangeError(f"{self!r} cannot be copied")
         if self.asleep != 0 and self.asleep != PyThread_get_thread_ident():
@@ -325,8 +327,7 @@ cdef class Allocation(Freeable):
 
     cdef int claim(self) except -1:
         """Begin to free it. If two threads do, one is refused."""
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         if is_parents(self.made_in):
             raise PinningError(f"{self!r} belongs to the process that allocated it, and this is a fork of it, process "
                                f"{os.getpid()}")
@@ -382,7 +383,7 @@ cdef class Allocation(Freeable):
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
             # Deferred, because the garbage collector may run this at any point, under any lock.
-            defer(_free_dropped, self, 0)
+            defer(end_dropped, self.free)
 
     def __dealloc__(self):
         if self.state != FREED and not is_parents(self.made_in):  # the vendor did not take it back: it is lost
@@ -440,15 +441,17 @@ cdef class Allocation(Freeable):
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
 
 
-def _free_dropped(Allocation allocation, int refusals):
-    """Free what was dropped; what is in use, locked, or refused by the vendor, a moment later."""
+def end_dropped(end: Callable[[], None], int refusals=0) -> None:
+    """Free or close what was dropped; if that is refused, as while its queue is captured, again a moment later."""
     try:
-        allocation.free()
+        end()
+        return
+    except InvalidRangeError:  # it is freed already
         return
     except VendorError:
         refusals += 1
         if refusals == MOST_REFUSALS:
             raise
-    except (StillInUseError, StillLockedError):
+    except PinningError:
         pass
-    look_after(defer, _free_dropped, allocation, refusals, pause=LONGEST)
+    look_after(defer, end_dropped, end, refusals, pause=LONGEST)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from pinning.errors import PinningError
 from pinning.locking.devices import device as device_of_name
-from pinning.memory.allocation import Allocation, kind_named
+from pinning.memory.allocation import Allocation, end_dropped, kind_named
 from pinning.memory.context import Context, default_context
 from pinning.memory.pool_store import Store
 from pinning.plugin import Device, MemoryKind, MemoryKindLike
@@ -95,7 +95,7 @@ class Pool(Store):
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=2, source=self)
         finally:
             # Deferred, because the garbage collector may run this at any point, under any lock.
-            defer(self.close)
+            defer(end_dropped, self.close)
 
     def __repr__(self) -> str:
         return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
@@ -106,7 +106,7 @@ class QuietPool(Pool):
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self.reserved:
-            defer(self.close)
+            defer(end_dropped, self.close)
 
 
 def default_pool(device: Device | str, kind: MemoryKindLike) -> Pool:

@@ -2,6 +2,7 @@
 """How a queue of one vendor waits for an event of another: <pinning/simple_operations.hpp>."""
 
 from cython.operator cimport dereference
+from libcpp cimport bool as cbool
 
 from pinning.map.adapters cimport vendor_of
 from pinning.plugin.native cimport VendorDevice, raise_in_python
@@ -76,7 +77,8 @@ cdef Work cross_vendor_wait(Event event, object device):
                     return None
             except Exception:  # the event failed, so it is over; a wait for it reports the error
                 return None
-            if helper is None or not helper.closed:  # closed: by `close_idle_helpers` meanwhile
+            # If it is gone from there, `close_idle_helpers` is closing it, or has.
+            if helper is None or helper in helpers.get(id(event.queue.device), ()):
                 raise
     return CrossVendorWait(device, signal)
 
@@ -100,8 +102,9 @@ cdef Lane helper_of(object device):
 def close_idle_helpers() -> None:
     """Give back the helper queues that have set all their signals."""
     cdef Lane helper
+    cdef cbool interrupted = False
     for all_of in list(helpers.values()):
         for helper in list(all_of):
             if helper.poll() and helper in all_of:
                 all_of.remove(helper)
-                helper.finish()
+                helper.finish(interrupted)

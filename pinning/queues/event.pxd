@@ -44,6 +44,7 @@ cdef class Event:
     cdef bint known_over(self)
     cdef fail(self, error)
     cdef bint _ask(self, bint block) except *
+    cdef bint ask_alone(self, bint block) except *
     cdef resolve(self)
     cdef learn_error(self, bint ask)
     cdef shared_ptr[CVendorEvent] recorded(self) except *

@@ -163,7 +163,14 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return vendor
 
     cdef bint _ask(self, bint block) except *:
-        """Whether the operation is over; if so, resolve it."""
+        """Whether the operation is over; if so, resolve it. Then see to the others of its lane."""
+        try:
+            return self.ask_alone(block)
+        finally:
+            self.lane.attend()
+
+    cdef bint ask_alone(self, bint block) except *:
+        """The same, but for this event alone."""
         cdef cbool over = True, interrupted = False
         cdef CEvent native = self.native  # without the GIL only a copy is used: see `resolve`
         self.lane.check_process()
@@ -180,7 +187,6 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         finally:
             with nogil:
                 native = CEvent()
-            self.lane.attend()
         if over:
             self.resolve()
         return over

@@ -5,7 +5,7 @@ from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
 
 from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
-from pinning.queues.event cimport CEvent, Event, Meanwhile
+from pinning.queues.event cimport CEvent, Event
 from pinning.queues.order cimport SharedTimeline
 
 cdef extern from "<pinning/operation.hpp>" namespace "pinning" nogil:
@@ -41,13 +41,10 @@ cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
         cbool poll() except +raise_in_python
         void ask_last() except +raise_in_python
         cbool done() except +raise_in_python
-        void synchronize(Meanwhile meanwhile) except +raise_in_python
         cbool keeps_any() noexcept
         vector[uint64_t] keeping(const void* thing) except +
         cbool is_silent() except +raise_in_python
         cbool is_lost() noexcept
-        void drain(Meanwhile meanwhile) except +raise_in_python
-        void close(Meanwhile meanwhile) except +raise_in_python
         void give_back() except +raise_in_python
         cbool is_in_call() noexcept
 
@@ -94,6 +91,9 @@ cdef class Lane:
     cdef uint64_t capture(self) except? 0
     cdef put(self, Event event, object work, const CEvents& after, tuple keep)
     cpdef attend(self)
+    cdef synchronize(self, cbool& interrupted)
+    cdef drain(self, cbool& interrupted)
+    cdef finish(self, cbool& interrupted)
     cdef uint64_t reached_upto(self) noexcept
 
 

@@ -8,7 +8,6 @@ from libcpp.utility cimport move
 
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue
-from pinning.queues.event cimport handle_signals
 from pinning.queues.order cimport point_at
 from pinning.runtime.process cimport generation, is_parents
 
@@ -31,6 +30,11 @@ cdef extern from "<pinning/python_operation.hpp>" namespace "pinning":
                         cbool is_work, Submit submit, Keeps keeps) except +
 
     void release_dropped "pinning::PythonOperation::release_dropped" () noexcept
+
+cdef extern from "<pinning/python_wait.hpp>" namespace "pinning" nogil:
+    void synchronize_and_handle_signals(CLane& lane, cbool& interrupted) except +raise_in_python
+    void drain_and_handle_signals(CLane& lane, cbool& interrupted) except +raise_in_python
+    void close_and_handle_signals(CLane& lane, cbool& interrupted) except +raise_in_python
 
 ONCE = "this work is done once, when it is submitted"
 
@@ -181,7 +185,8 @@ cdef class Lane:
         while self.unresolved and self.unresolved[0][0] <= self.reached_upto():
             event = self.unresolved.popleft()[1]()
             if event is not None and not event.resolved:
-                event._ask(False)
+                event.ask_alone(False)  # not `_ask`, which calls this: no recursion as deep as there are events
+                release_dropped()
 
     def uses(self, thing):
         """The operations that keep this very object."""
@@ -229,12 +234,15 @@ cdef class Lane:
             self.attend()
         return over
 
-    def synchronize(self):
-        """Block until all that was submitted by now is over. Raises as `done`."""
+    cdef synchronize(self, cbool& interrupted):
+        """Block until all that was submitted by now is over. Raises as `done`.
+
+        `interrupted` becomes true if what it raises is of the handler of a signal.
+        """
         check_process(self.made_in)
         try:
             with nogil:
-                self.native.get().synchronize(&handle_signals)
+                synchronize_and_handle_signals(dereference(self.native), interrupted)
         finally:
             self.attend()
 
@@ -287,20 +295,21 @@ cdef class Lane:
         self.users -= 1
         self.retired = self.users == 0
 
-    def drain(self):
-        """Wait until all work is over that was submitted here, not by others. Raises as `done`."""
+    cdef drain(self, cbool& interrupted):
+        """As `synchronize`, but not for what others have submitted."""
         if self.native.get().is_in_call():
             return
         try:
             with nogil:
-                self.native.get().drain(&handle_signals)
+                drain_and_handle_signals(dereference(self.native), interrupted)
         finally:
             self.attend()
 
-    def finish(self):
+    cdef finish(self, cbool& interrupted):
         """Wait until all work is over, and give the vendor's queue back.
 
-        Raises the first error. If the vendor has refused to take the queue back, it is still open.
+        Raises the first error. If the vendor has refused to take the queue back, it is still open. So it is if the
+        handler of a signal raises; then `interrupted` becomes true.
         """
         if self.native.get().is_in_call():
             pending.retire(self)  # the service thread will do it, once this call has ended
@@ -308,7 +317,7 @@ cdef class Lane:
         self.given_back = True
         try:
             with nogil:
-                self.native.get().close(&handle_signals)
+                close_and_handle_signals(dereference(self.native), interrupted)
         finally:
             self.given_back = self.native.get().is_closed()
             self.attend()

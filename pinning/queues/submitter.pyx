@@ -429,11 +429,15 @@ cdef class Submitter:
     def synchronize(self) -> None:
         """Block this thread, without the GIL, until all that was submitted by now is complete. Raises as `done`."""
         check_process(self.made_in)
+        cdef Lane lane
+        cdef cbool interrupted = False
         first = None
         for lane in list(self.lanes):
             try:
-                lane.synchronize()
+                lane.synchronize(interrupted)
             except Exception as error:
+                if interrupted:
+                    raise
                 first = first or error
         if first is not None:
             raise first
@@ -442,19 +446,22 @@ cdef class Submitter:
         """See `Queue.close`."""
         check_process(self.made_in)
         cdef Lane lane
+        cdef cbool interrupted = False
         self.closed = True  # first, so that nothing is submitted meanwhile
         first = None
         try:
             for lane in self.lanes:
                 try:
                     if lane.users == 1 and not self.apart:
-                        lane.finish()
+                        lane.finish(interrupted)
                         continue
-                    lane.drain()
+                    lane.drain(interrupted)
                     if not self.apart:  # of two threads that close it, one
                         self.apart = True
                         pending.retire(lane)
                 except Exception as error:
+                    if interrupted:
+                        raise
                     first = first or error
         finally:
             lanes = self.lanes  # holds the old value until replaced: see docs/concurrency.md

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import cast
 
@@ -643,6 +644,20 @@ def test_a_free_while_a_copy_is_in_flight(device: FakeMemoryDevice, pool: Pool) 
         copy.wait()
         assert (target == source).all(), "the next owner's data comes later"
         queue.free(again)
+
+
+def test_what_was_refused_raises_the_same_each_time_and_its_traceback_does_not_grow(
+    device: FakeMemoryDevice, context: Context
+) -> None:
+    with Queue(device) as queue, Pool(context, maximum_size=KIB) as pool:
+        refused, _ = queue.alloc(2 * KIB, pool=pool)
+        for use in (lambda: refused.ptr, lambda: refused.device_ptr, refused.free, lambda: pinning.fill(refused, 0)):
+            lengths = set()
+            for _ in range(3):
+                with pytest.raises(PoolLimitError) as caught:
+                    use()
+                lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+            assert len(lengths) == 1
 
 
 def test_what_is_dropped_goes_back_in_its_queue(device: FakeMemoryDevice, pool: Pool) -> None:

@@ -287,6 +287,16 @@ def test_a_long_chain_is_no_burden(device: FakeMemoryDevice) -> None:
         del event
 
 
+def test_many_events_that_are_over_at_once_are_no_burden() -> None:
+    go = threading.Event()
+    with Queue("host") as one, Queue("host") as other:
+        first = one.call(lambda: go.wait(WAIT))
+        events = [other.submit(None, [first]) for _ in range(20_000)]
+        go.set()
+        events[-1].wait()
+        assert all(event.done() for event in events)
+
+
 def test_an_event_outlives_its_queue(device: FakeMemoryDevice) -> None:
     queue = Queue(device)
     event = queue.submit(work)

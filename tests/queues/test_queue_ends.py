@@ -263,16 +263,17 @@ def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
     assert queue.closed
 
 
+@pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 @pytest.mark.parametrize("how", ["wait", "synchronize", "close", "adopted"])
-def test_what_a_handler_of_a_signal_raises_is_no_error_of_the_work(how: str) -> None:
+def test_what_a_handler_of_a_signal_raises_is_no_error_of_the_work(how: str, order: Order) -> None:
     go, seen = threading.Event(), list[int]()
 
     def handler(number: int, frame: object) -> None:
         seen.append(number)
         raise TimeoutError
 
-    queue = Queue(HOST)
-    event = queue.call(lambda: go.wait(WAIT))
+    queue = Queue(HOST, order)
+    event, second = (queue.call(lambda: go.wait(WAIT)) for _ in range(2))  # out of order, each has a vendor's queue
     adopted = Queue.adopt(queue.handle, HOST) if how == "adopted" else queue
     if how == "adopted":
         adopted.call(lambda: None)
@@ -285,6 +286,7 @@ def test_what_a_handler_of_a_signal_raises_is_no_error_of_the_work(how: str) -> 
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert (seen, queue.closed, adopted.closed, event.error) == ([signal.SIGUSR1], False, False, None)
+    assert not second.done(), "it ends the wait for all"
     go.set()
     event.wait()
     for each in (adopted, queue):

@@ -100,6 +100,18 @@ def test_a_wait_for_a_queue_waits_for_each_stream_although_one_fails(device: Fak
         assert queue.poll()
 
 
+def test_a_wait_for_a_queue_raises_the_error_that_the_vendor_told_first(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        queue.submit(work)
+        device.fail_call(VendorError("fakeFirst", 1, "FAKE"))
+        assert not queue.poll()
+        device.fail_call(VendorError("fakeSecond", 2, "FAKE"))
+        with pytest.raises(VendorError, match="fakeFirst"):
+            queue.synchronize()
+        device.let_go()
+        queue.synchronize()
+
+
 def test_queues_that_cannot_wait_for_values_go_on_in_the_order_of_the_events(
     device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +519,40 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
     assert ran == ["theirs", "host", "theirs again"]
     del first, second, third
     assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0), "the thread that waited has let go"
+    device.check()
+
+
+def test_a_helper_that_is_being_closed_is_replaced() -> None:
+    device = FakeMemoryDevice()
+    helping, closing, go_on = threading.get_ident(), threading.Event(), threading.Event()
+    closers: list[Background] = []
+
+    def done() -> bool:
+        if threading.get_ident() == helping and not closers:  # it is found to be idle, and is closed before it is used
+            closers.append(Background(pinning.copies.trim_staging))
+            assert closing.wait(WAIT)
+        return bool(closers) and FakeQueue.done(helper)  # not to the service thread before that
+
+    def synchronize() -> None:
+        closing.set()
+        assert go_on.wait(WAIT)
+        FakeQueue.synchronize(helper)
+
+    with Queue(HOST) as host, Queue(device) as theirs:
+        first = theirs.submit(work)
+        host.submit(None, [first])
+        helper = device.queues[1]
+        helper.done, helper.synchronize = done, synchronize  # type: ignore[method-assign]
+        device.release()
+        second = theirs.submit(work)
+        third = host.submit(None, [second])
+        assert len(device.queues) == 3
+        go_on.set()
+        closers[0].result()
+        device.let_go()
+        third.wait()
+    del first, second, third
+    assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0)
     device.check()
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from captures import Graph
@@ -79,6 +81,41 @@ def test_an_event_of_another_graph_is_not_waited_for(case: Case) -> None:
     for graph in (first, second):
         graph.close()
     assert eventually(lambda: not graphs_alive())
+
+
+@pytest.mark.filterwarnings("ignore:.* was dropped:ResourceWarning")
+def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(queue: pinning.Queue) -> None:
+    with pinning.Pool("cuda:0") as pool:
+        memory, _ = queue.alloc(SMALL, pool=pool)
+        queue.synchronize()
+        with Graph(queue.handle, "relaxed") as graph:
+            del memory
+            time.sleep(0.05)  # it is tried now, and refused
+            assert pool.used
+        graph.close()
+        assert eventually(lambda: not pool.used)
+
+
+@pytest.mark.filterwarnings("ignore:.* was dropped:ResourceWarning")
+def test_a_pool_that_is_dropped_during_a_capture_is_closed_after_it(queue: pinning.Queue) -> None:
+    go = threading.Event()
+    context = pinning.Context("cuda:0")
+    pool = pinning.Pool(context)
+    memory, _ = queue.alloc(SMALL, pool=pool)
+    queue.call(lambda: go.wait(WAIT))
+    queue.free(memory)
+    with Graph(queue.handle, "relaxed") as graph:
+        del memory, pool
+        time.sleep(0.05)  # as above
+    graph.close()
+    go.set()
+
+    def has_all_back() -> bool:
+        with suppress(pinning.StillInUseError):
+            context.close()
+        return context.closed
+
+    assert eventually(has_all_back)
 
 
 def test_the_exit_waits_for_work_though_graphs_were_recorded(case: Case) -> None:
