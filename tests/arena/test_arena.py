@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import numpy
 import pytest
 
 import pinning
+from c_library import libc
 from child_process import run_as_ordinary_user, run_in_child
 from fake_device import LOCKED_OFFSET, Background, FakeDevice, in_threads
 from folders import SUPPORT
@@ -575,6 +577,21 @@ def test_where_it_cannot_grow(device: FakeDevice) -> None:
         with pytest.raises(LockLimitError, match="the machine's memory"):
             arena.grow((1 << 46) - 1000)
         assert arena.nbytes == 1000
+
+
+def test_addresses_stay_reserved_after_a_growth_that_the_kernel_refuses(device: FakeDevice) -> None:
+    with Arena(PAGE, device, grow=2 * PAGE, shared=True) as arena, socket.socket() as no_memory:
+        end, file = arena.ptr + PAGE, os.dup(arena.fileno())
+        os.dup2(no_memory.fileno(), arena.fileno())  # refused only once the kernel has unmapped what was there
+        with pytest.raises(LockLimitError, match="the kernel refuses"):
+            arena.grow(PAGE)
+        os.dup2(file, arena.fileno(), inheritable=False)
+        os.close(file)
+        others = libc.mmap(end, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        libc.munmap(others, PAGE)
+        assert others != end
+        arena.grow(PAGE)
+        arena.asarray()[:] = 7
 
 
 def test_it_is_not_closed_beneath_a_lock_of_what_it_could_not_lock(device: FakeDevice) -> None:

@@ -342,6 +342,50 @@ int main(void) {
     assert run(program, folder=tmp_path).split() == ["1", "1", "1", "1", "2"]
 
 
+def test_a_registrar_that_is_removed_while_it_is_added() -> None:
+    """The removal waits for the call in which it is told of a lock, and no longer."""
+    assert child("""
+import threading
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_void_p
+from fake_device import WAIT, Background
+from pinning.conformance.faults import eventually
+Add, Remove = CFUNCTYPE(c_int, *[c_void_p] * 2, c_size_t, POINTER(c_void_p)), CFUNCTYPE(c_int, *[c_void_p] * 2)
+class Registrar(Structure):
+    _fields_ = [("struct_size", c_size_t), ("self", c_void_p), ("name", c_char_p), ("piece", c_size_t),
+                ("add", Add), ("remove", Remove)]
+told, go_on, removed = threading.Event(), threading.Event(), []
+def slow(*_):
+    told.set()
+    return 0 if go_on.wait(WAIT) else 1
+native = c_api.Map("host:0")
+native.lock(ptr, 10000)
+gives_back = Remove(lambda *_: removed.append(1) or 0)
+first = Registrar(ctypes.sizeof(Registrar), 5, None, 0, Add(slow), gives_back)
+second = Registrar(ctypes.sizeof(Registrar), 5, None, 0, Add(lambda *_: 0), gives_back)
+def add(registrar):
+    c_api.call("pinning_add_registrar", native._map, byref(registrar))
+def remove():
+    c_api.call("pinning_remove_registrar", native._map, c_void_p(5))
+def is_out():  # another may have the same `self` then
+    try:
+        add(second)
+    except c_api.StatusError:
+        return False
+    return True
+adding = Background(lambda: add(first))
+assert told.wait(WAIT)
+removing = Background(remove)
+assert eventually(is_out) and removing.is_alive() and not removed
+go_on.set()
+adding.result()
+removing.result()
+print(len(removed))
+remove()
+native.unlock(ptr)
+print(len(removed))
+""").split() == ["1", "2"]
+
+
 # ---- one map ----
 
 

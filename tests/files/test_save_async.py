@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -264,6 +265,37 @@ import pinning  # whose own handlers are called before
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
     assert (load(tmp_path / "a")["a"] == numpy.arange(1000)).all()
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+INTERRUPTED_ONCE = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int calls;
+int fallocate(int file, int mode, long offset, long size) {
+  if (calls++) return syscall(SYS_fallocate, file, mode, offset, size);
+  errno = EINTR;
+  return -1;
+}
+int fallocate64(int, int, long, long) __attribute__((alias("fallocate")));
+"""
+
+
+def test_a_signal_while_its_blocks_are_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = shutil.which("cc") or pytest.skip("needs a C compiler: apt-get install gcc")
+    source, library = tmp_path / "interrupted.c", tmp_path / "interrupted.so"
+    source.write_text(INTERRUPTED_ONCE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", source, "-o", library], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    program = f"""
+import ctypes
+import numpy, pinning
+pinning.save_file({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
+assert ctypes.c_int.in_dll(ctypes.CDLL(None), "calls").value, "it has allocated none"
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
+    assert (load(tmp_path / "a")["a"] == numpy.arange(1000)).all()
 
 
 def test_killed_while_it_writes(tmp_path: Path) -> None:

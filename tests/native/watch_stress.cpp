@@ -231,6 +231,34 @@ void a_part_goes() {
   expect(!map.try_lock(address(at) + 8 * page, 1), "a registration stays whose memory has gone");
 }
 
+/// While another thread's call takes memory away, which may be any that is watched, no more locks are counted on that.
+void memory_is_about_to_go() {
+  struct Quiet : pinning::Watcher {
+    void add(pinning::InvalidationListener&, bool) noexcept override {}
+    void remove(pinning::InvalidationListener&) noexcept override {}
+    bool watch(Address, std::uint64_t) noexcept override { return watches; }
+    void unwatch(Address, std::uint64_t) noexcept override {}
+    void hear_of_calls() noexcept override {}
+    void invalidate(Address, std::uint64_t) noexcept override {}
+    bool is_quiet() noexcept override { return quiet; }
+    void await_quiet(Address, std::uint64_t) noexcept override {}
+    Address end_of_added(Address start) noexcept override { return start; }
+    std::string problem() override { return {}; }
+    bool watches = true, quiet = true;
+  } watcher;
+  Device device;
+  PinnedMap map(device, &watcher);
+  std::vector<char> memory(2 * size);
+  Address const watched = address(memory.data()), other = watched + size;
+  map.lock(watched, size);
+  watcher.watches = false;
+  map.lock(other, size);
+  expect(map.try_lock(watched, 1) && map.try_lock(other, 1), "a lock is not counted");
+  watcher.quiet = false;
+  expect(!map.try_lock(watched, 1), "a lock is counted on memory that is about to go");
+  expect(map.try_lock(other, 1).has_value(), "a lock of memory that is not watched is not counted");
+}
+
 /// A lock on a page shared with an invalidated region is a separate lock of the vendor.
 void gone_beside_what_is_locked() {
   Device device;
@@ -383,6 +411,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   a_part_goes();
+  memory_is_about_to_go();
   gone_beside_what_is_locked();
   moved_to_where_other_memory_was();
   memory_goes_in_a_vendor_call();

@@ -556,6 +556,25 @@ def test_memory_for_each_region(resident_program: Path, flat: int, count: int, s
     assert 32 * count < resident <= 96 * count + 4 * 2**20
 
 
+def test_regions_that_come_and_go_take_no_more_memory() -> None:
+    """Nine pages of 2 MiB are too many for one cache line, so the memory that describes them is divided each time."""
+    python(
+        """
+import pagetable
+def resident(): return int(open("/proc/self/statm").read().split()[1]) * 4096
+table, starts = pagetable.PageTable(), range(2**40, 2**40 + 9 * 8192, 8192)
+def come_and_go(times):
+    for _ in range(times):
+        for start in starts: table.insert(start, 4096)
+        for start in starts: table.remove(start)
+come_and_go(1000)
+before = resident()
+come_and_go(100_000)
+assert resident() - before < 2 * 2**20
+"""
+    )
+
+
 def test_an_unlimited_process_gets_the_large_reservation() -> None:
     """Without it lookups are slower. It takes address space, and no memory."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:

@@ -227,6 +227,14 @@ def test_time(device: FakeMemoryDevice) -> None:
         assert start.elapsed(end) == -6.0
 
 
+def test_the_time_of_work_whose_events_are_made_when_it_is_asked_for(device: FakeMemoryDevice) -> None:
+    device.let_go()
+    with Queue(device) as queue, Queue(device) as other:
+        start, end = queue.submit(work), other.submit(work)
+        assert device.events_made == 0
+        assert end.elapsed(start) == 1.0, "first the event from which time is measured"
+
+
 def test_a_vendors_event_may_be_a_tuple(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pair(tuple[Any, ...]):
         def done(self) -> bool:

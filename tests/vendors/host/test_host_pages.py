@@ -171,6 +171,19 @@ def test_memory_that_moves_is_unlocked_where_it_is() -> None:
     libc.munmap(other, SIZE)
 
 
+@watched
+def test_memory_that_grows_up_to_where_other_memory_is_locked_is_unlocked() -> None:
+    before = locked_kib()
+    ptr, room = mapped(None), mapped(None, 3 * SIZE)
+    lock, beside = in_the_foreground(ptr), in_the_foreground(room + 2 * SIZE)
+    assert mremap(ptr, SIZE, 2 * SIZE, MAYMOVE | MREMAP_FIXED, room) == room
+    assert (lock.held, beside.held) == (False, True)
+    assert settled_kib() == before + SIZE // 1024
+    beside.unlock()
+    assert locked_kib() == before
+    libc.munmap(room, 3 * SIZE)
+
+
 OVER = """
 import pinning
 from limits import locked_kib

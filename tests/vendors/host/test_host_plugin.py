@@ -370,6 +370,17 @@ class TestMemory:
         device.data_unlock(ptr)
         assert device.is_pinned_ptr(ptr) is None
 
+    def test_locks_of_what_comes_to_where_it_was_are_undone(self, device: HostDevice) -> None:
+        ptr = device.allocate(PAGE, MemoryKind.HOST)
+        device.free(ptr, MemoryKind.HOST)
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        there = libc.mmap(ptr, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)  # elsewhere, if another is there
+        device.data_lock(there, PAGE, None)
+        device.data_unlock(there)
+        locked = locked_pages(there, there + PAGE)
+        unmap_memory(there, PAGE)
+        assert locked == set()
+
     @pytest.mark.parametrize(("size", "name"), [(0, "EINVAL"), (1 << 60, "ENOMEM")])
     def test_failed_allocation(self, device: HostDevice, size: int, name: str) -> None:
         with pytest.raises(VendorError, match=f"mmap failed: {name} .*{size} bytes"):
