@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -361,6 +362,8 @@ def test_q_quits(program: Program) -> None:
             while os.read(terminal, 1 << 16):
                 pass
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        line_by_line = termios.ECHO | termios.ICANON
+        assert termios.tcgetattr(terminal)[3] & line_by_line == line_by_line, "what is typed next is shown again"
     finally:
         os.close(terminal)
 

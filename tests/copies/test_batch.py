@@ -134,6 +134,8 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
                 pinning.copy_batch_async(*arguments, queue=queue)
         with pytest.raises(InvalidRangeError, match="item 1 of the batch: src has no block 4; its 100"):
             pinning.copy_blocks_async(there, [0, 1], array, [3, 4], 25, queue=queue)
+        with pytest.raises(InvalidRangeError, match=r"dst at 0x[0-9a-f]+ is read-only"):
+            pinning.copy_blocks_async(read_only, [0, 1], there, [3, 2], 25, queue=queue)
         with pytest.raises(InvalidRangeError, match="dst_indices is empty"):
             pinning.copy_blocks_async(there, [], array, [], 25, queue=queue)
         with pytest.raises(InvalidRangeError, match="2 dst_indices and 1 src_indices"):

@@ -407,6 +407,22 @@ def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, qu
         pinning.copy(there, lock, queue=queue)
 
 
+def test_an_array_that_is_read_only_is_not_written(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.alloc(100, device=device) as there, pinning.alloc(100, device=device) as other:
+        interface = {"data": (there.ptr, True), "shape": (100,), "typestr": "|u1", "version": 3}
+        array = SimpleNamespace(__cuda_array_interface__=interface)
+        for attempt in (
+            lambda: pinning.copy_async(array, other, queue=queue),
+            lambda: pinning.copy_2d_async(array, 20, other, 20, 10, 5, queue=queue),
+            lambda: pinning.copy_batch_async([array], [other], queue=queue),
+            lambda: pinning.copy_blocks_async(array, [1], other, [0], 50, queue=queue),
+            lambda: pinning.fill_async(array, 1, queue=queue),
+        ):
+            with pytest.raises(InvalidRangeError, match="read-only"):
+                attempt()
+        pinning.copy(other, array, queue=queue)
+
+
 def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     """No error, whatever is locked at the moment: all of the range, a part, or nothing."""
     array = noise(64 << 10)

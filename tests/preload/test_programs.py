@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
@@ -86,6 +87,19 @@ def test_the_report_names_the_line_of_python(environment: dict[str, str]) -> Non
     assert f"pinning: by plain_copies.py:{there} in there, " in said
     assert f"pinning: by plain_copies.py:{back} in and_back, " in said
     assert "pinning: copied again from or to the same ordinary memory: 3 MiB in 3: locked by the program" in said
+
+
+def test_the_trace_tells_where_in_the_host_each_copy_begins_or_ends(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    report({**environment, "PINNING_TRACE": str(tmp_path / "trace.json")})
+    bars = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "X"]
+    pinned, *sources = (bar["args"]["address"] for bar in bars if bar["name"] == "copy to device")
+    back, another, again = (bar["args"]["address"] for bar in bars if bar["name"] == "copy from device")
+    assert len(sources) == 3
+    assert pinned not in sources
+    assert (len(set(sources)), back) == (1, again)
+    assert len({*sources, back, another}) == 3
 
 
 @pytest.mark.parametrize("runtime", ["libgomp.so.1", "/usr/lib/llvm-19/lib/libomp.so.5"])

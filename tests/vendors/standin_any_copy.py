@@ -86,7 +86,7 @@ def test_pageable_memory_is_left_to_a_driver_that_cannot_wait_for_values(standin
 
 
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("verb", ["copy", "batch", "rows"])
+@pytest.mark.parametrize("verb", ["copy", "batch", "rows", "rows of C"])
 @pytest.mark.parametrize("way", ["to the device", "to the host", "within the host"])
 def test_every_copy_moves_exactly_its_bytes(other: pinning.Queue, gpu: Any, verb: str, way: str, seed: int) -> None:
     borders = Borders(seed)
@@ -121,7 +121,12 @@ def test_every_copy_moves_exactly_its_bytes(other: pinning.Queue, gpu: Any, verb
             for row in range(height):
                 at, begin = row * pitches[0], row * pitches[1]
                 expected[at : at + width] = src[begin : begin + width]
-            pinning.copy_2d(to, pitches[0], origin, pitches[1], width, height, other)
+            rows = to, pitches[0], origin, pitches[1], width, height
+            if verb == "rows":
+                pinning.copy_2d(*rows, other)
+            else:
+                with c_api.Queue(gpu.name) as in_c:
+                    in_c.copy_2d(*rows).wait()
         if way == "to the device":
             pinning.copy(there, memory, queue=other)
         assert numpy.flatnonzero(dst != expected).tolist()[:5] == []

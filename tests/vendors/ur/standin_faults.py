@@ -20,7 +20,7 @@ from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
 DEVICE_LOST, _ = FAULTS.failure
-REGISTER, INFO = "urUSMHostAllocRegisterExp", "urUSMGetMemAllocInfo"
+REGISTER, UNREGISTER, INFO = "urUSMHostAllocRegisterExp", "urUSMHostAllocUnregisterExp", "urUSMGetMemAllocInfo"
 
 
 def handles() -> int:
@@ -79,6 +79,17 @@ def test_an_unlock_that_cannot_be_undone_can_be_repeated(standin: StandIn) -> No
     assert standin.registrations() == set()
     DEVICE.data_unlock(memory.ptr)
     DEVICE.data_unlock(memory.ptr + PAGE + 8)
+
+
+def test_an_unlock_that_is_refused_registers_nothing_anew(standin: StandIn) -> None:
+    memory = Memory(1)
+    DEVICE.data_lock(memory.ptr, PAGE, False)
+    standin.configure(f"fail={UNREGISTER}:1:{DEVICE_LOST}")
+    with pytest.raises(VendorError, match=UNREGISTER):
+        DEVICE.data_unlock(memory.ptr)
+    assert standin.calls(REGISTER) == [], "the memory is still registered"
+    DEVICE.data_unlock(memory.ptr)
+    assert standin.registrations() == set()
 
 
 def test_a_lock_in_two_parts_fails_without_a_trace(standin: StandIn) -> None:
