@@ -39,6 +39,7 @@ from pinning import (
     VendorError,
     arrays,
 )
+from pinning.arrays.move import rows_between
 from pinning.memory import default_pool
 from queue_work import holding
 
@@ -398,6 +399,14 @@ def test_as_few_copies_as_there_can_be(far: FarDevice) -> None:
     assert copies(far, lambda: other.__setitem__(..., 0)) == ["queue.fill"]
     assert copies(far, lambda: cube.reshape(30, 4)) == []
     assert copies(far, lambda: cube[:, 1:3].ravel()) == ["queue.copy_2d"]
+
+
+@pytest.mark.parametrize(("pitch", "heights"), [((1 << 31) - 1, [2]), (1 << 31, [1, 1])])
+def test_rows_too_far_apart_for_a_copy_of_rows_are_copied_one_by_one(pitch: int, heights: list[int]) -> None:
+    near = numpy.zeros((2, 3), "u1")
+    apart = numpy.lib.stride_tricks.as_strided(near, strides=(pitch, 1))  # no byte of it is read
+    for to, origin in ((near, apart), (apart, near)):
+        assert [rows.height for rows in rows_between(to, origin)] == heights
 
 
 def test_an_array_that_is_given_is_filled_whatever_its_order(device: Any) -> None:

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 import pinning
 from batches import check_batch
 from fake_memory import FakeMemoryDevice, FakeQueue
+from leaving import SIZE as PAGES
+from leaving import pages, replaced, unmapped
 from limits import needs_room_to_lock
 from noise import noise
 from pinning import ArgumentError, InvalidRangeError, PinningError, VendorError
 from pinning.copies import Copy, Reason, costs
 from pinning.copies.work import bytes_moved
+from pinning.map.pinned_map import watch_problem
 
 SIZE = 64 << 10
 HALF = SIZE // 2
@@ -292,6 +295,19 @@ def test_a_device_written_in_python_has_batches(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(VendorError) as raised:
             pinning.copy_batch(*batch, queue=queue)
         assert raised.value is error
+    device.check()
+
+
+@pytest.mark.skipif(watch_problem() is not None, reason=f"the kernel does not tell of it: {watch_problem()}")
+def test_before_a_batch_the_vendor_is_told_of_locked_memory_that_is_gone() -> None:
+    device, ptr, half = FakeMemoryDevice(held=False), pages(), PAGES // 2
+    with pinning.Queue(device) as queue, pinning.alloc(PAGES, device=device) as there:
+        old = pinning.lock((ptr + 100, 1000), device=device)
+        replaced(ptr)
+        plan = pinning.explain_batch([there.ptr, there.ptr + half], [ptr, ptr + half], half, queue=queue)
+        assert [(group.reason_code, group.count) for group in plan.groups] == [(Reason.PAGEABLE, 2)]
+        assert (old.held, device.locked) == (False, {})
+    unmapped(ptr)
     device.check()
 
 

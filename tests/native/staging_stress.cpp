@@ -391,6 +391,27 @@ void a_signal_that_is_given_up(bool waits_for_values) {
   other.staging->trim();
 }
 
+/// Copies whose ring has counted from 0 again since then have arrived all the same.
+void copies_have_arrived_for_good() {
+  Device device(1);
+  Queue queue(device.channel());
+  std::vector<char> host(100'000), memory(host.size());
+  std::vector<pinning::CopyItem> const there{{address(memory.data()), address(host.data()), host.size()}};
+  Kept kept;
+  for (int i = 0; i < 400; ++i) {
+    kept.push_back(device.staging->copy(queue, Toward::device, there, true, limits));
+    expect(kept.back() != nullptr, "there is no ring");
+    queue.synchronize();
+    for (auto const end = Clock::now() + patience; !kept.back()->arrived(); std::this_thread::yield()) {
+      expect(Clock::now() < end, "a copy never arrives");
+    }
+    for (auto const& earlier : kept) expect(earlier->arrived(), "a copy that has arrived is still under way");
+  }
+  kept.clear();
+  device.end();
+  device.staging->trim();
+}
+
 /// A file that is shorter than was asked for, to the byte, read through the page cache and past it.
 void a_file_that_ends_early() {
   char name[] = "staging_stress.XXXXXX";
@@ -420,6 +441,7 @@ int main(int argc, char** argv) {
   double const seconds = argc > 1 ? std::atof(argv[1]) : 3;
   std::uint64_t const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 0) : 1;
   a_file_that_ends_early();
+  copies_have_arrived_for_good();
   for (bool const waits_for_values : {true, false}) a_signal_that_is_given_up(waits_for_values);
   std::atomic<std::size_t> bytes = 0;
   for (unsigned const channels : {1u, 2u, 8u}) {

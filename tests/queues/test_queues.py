@@ -524,14 +524,16 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
 
 def test_a_helper_that_is_being_closed_is_replaced() -> None:
     device = FakeMemoryDevice()
-    helping, closing, go_on = threading.get_ident(), threading.Event(), threading.Event()
+    helping = threading.get_ident()
+    idle, closing, go_on = threading.Event(), threading.Event(), threading.Event()
     closers: list[Background] = []
 
     def done() -> bool:
-        if threading.get_ident() == helping and not closers:  # it is found to be idle, and is closed before it is used
+        if threading.get_ident() == helping and not idle.is_set():  # it is found idle, and is closed before it is used
+            idle.set()
             closers.append(Background(pinning.copies.trim_staging))
             assert closing.wait(WAIT)
-        return bool(closers) and FakeQueue.done(helper)  # not to the service thread before that
+        return idle.is_set() and FakeQueue.done(helper)  # not to the service thread before that
 
     def synchronize() -> None:
         closing.set()
@@ -545,12 +547,14 @@ def test_a_helper_that_is_being_closed_is_replaced() -> None:
         helper.done, helper.synchronize = done, synchronize  # type: ignore[method-assign]
         device.release()
         second = theirs.submit(work)
-        third = host.submit(None, [second])
-        assert len(device.queues) == 3
-        go_on.set()
-        closers[0].result()
-        device.let_go()
+        try:
+            third = host.submit(None, [second])
+        finally:
+            go_on.set()
+            device.let_go()
         third.wait()
+        closers[0].result()
+        assert len(device.queues) == 3
     del first, second, third
     assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0)
     device.check()
