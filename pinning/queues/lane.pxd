@@ -83,9 +83,8 @@ cdef class Lane:
     cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
     cdef uint64_t unwatched  # operations at the last call of `unwatch`
-    cdef int users  # queues that submit here, of which several may be over one stream of another owner
-    cdef readonly bint retired  # there is none, nor will be once it is `given_back`
-    cdef bint given_back
+    cdef int users  # queues that submit here: several may be over one stream
+    cdef bint given_back  # no further queue may be
     cdef unsigned made_in
 
     cdef uint64_t capture(self) except? 0

@@ -287,13 +287,16 @@ cdef class Lane:
         if self.given_back or self.native.get().is_closed() or is_parents(self.made_in):
             return False
         self.users += 1
-        self.retired = False
         return True
 
     def retire(self):
         """Note that a queue submits here no more."""
         self.users -= 1
-        self.retired = self.users == 0
+
+    @property
+    def retired(self):
+        """Whether none does."""
+        return self.users <= 0
 
     cdef drain(self, cbool& interrupted):
         """As `synchronize`, but not for what others have submitted."""
