@@ -13,13 +13,9 @@ from pinning.runtime.process cimport generation, is_parents
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING
 
 from pinning.errors import PinningError
 from pinning.queues import pending
-
-if TYPE_CHECKING:
-    from pinning.plugin import MemoryDevice
 
 ctypedef int (*Submit)(PyObject* work, PyObject* vendor, VendorQueue& queue) except -1
 ctypedef cbool (*Keeps)(PyObject* work, const void* thing) noexcept
@@ -101,7 +97,7 @@ cdef class Work:
         return ONCE
 
 
-def thread_of(device: MemoryDevice, uintptr_t handle) -> int:
+def _thread_of(device, uintptr_t handle):
     """The number of this thread, if each thread has a vendor's queue of its own with this handle, else 0."""
     return thread_of_stream(dereference(vendor_of(device)), handle)
 

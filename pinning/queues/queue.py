@@ -17,7 +17,7 @@ from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
 from pinning.queues import pending
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
-from pinning.queues.lane import Lane, thread_of  # type: ignore[attr-defined]  # Lane has no public members
+from pinning.queues.lane import Lane, _thread_of  # type: ignore[import-not-found]  # it has no stub
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, integer, is_one_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Order = Literal["in_order", "out_of_order"]
 _K = TypeVar("_K")
-_Key = tuple[int, int, int]  # a stream: the id of its device, its handle or number, and `thread_of`
+_Key = tuple[int, int, int]  # a stream: the id of its device, its handle or number, and `_thread_of`
 
 _lanes: dict[_Key, ref[Lane]] = {}  # of streams to which others submit, by number: handles are used again
 
@@ -123,7 +123,7 @@ class Queue(Submitter):
                 raise InvalidRangeError(f"{handle:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
             return cls._over(owner, _lane_over(owner, handle, None))
         handle = _handle_of(stream)
-        key = id(owner), handle, thread_of(owner, handle)
+        key = id(owner), handle, _thread_of(owner, handle)
         while True:
             known = cls._adopted.get(key)
             queue = None if known is None else known()
@@ -363,7 +363,7 @@ def _handle_of(stream: object) -> int:
 
 
 def _stream_of(device: MemoryDevice, vendor: Any) -> _Key:
-    return id(device), getattr(vendor, "stream_number", vendor.handle), thread_of(device, vendor.handle)
+    return id(device), getattr(vendor, "stream_number", vendor.handle), _thread_of(device, vendor.handle)
 
 
 def _lane_over(device: MemoryDevice, handle: int, stream: object) -> Lane:

@@ -18,7 +18,7 @@ from pinning.runtime.process import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Literal, TypeVar, overload
+    from typing import Any, Literal, TypeVar, overload
 
     from pinning.plugin import MemoryDevice, VendorQueue
 
@@ -85,7 +85,7 @@ cdef class Submitter:
         self.made_in = generation()
         self.closed = True  # until __init__ has succeeded
 
-    def __init__(self, device: MemoryDevice, bint ordered, Lane lane: Lane | None = None) -> None:
+    def __init__(self, device: MemoryDevice, bint ordered, Lane lane: Any = None) -> None:
         # Over `lane`, of which this is a user from now on; by default over a new vendor's queue.
         if self.lanes:
             raise TypeError("a Queue cannot be initialized again")
@@ -388,7 +388,7 @@ cdef class Submitter:
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         return not self.is_shared() and not self.is_to_be_written(start, size, wait_for)
 
-    def _share(self) -> Lane:
+    def _share(self) -> Any:
         """The first lane. From now on its events are made at once: others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
