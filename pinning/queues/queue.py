@@ -368,9 +368,9 @@ def _stream_of(device: MemoryDevice, vendor: Any) -> _Key:
 
 def _lane_over(device: MemoryDevice, handle: int, stream: object) -> Lane:
     """The one lane over a stream of another owner: so a copy knows what earlier copies there may still write."""
-    vendor = device.adopt_queue(handle)
-    key = _stream_of(device, vendor)
     while True:
+        vendor = device.adopt_queue(handle)
+        key = _stream_of(device, vendor)
         known = _lanes.get(key)
         lane = None if known is None else known()
         if lane is not None and lane.join():
@@ -379,7 +379,6 @@ def _lane_over(device: MemoryDevice, handle: int, stream: object) -> Lane:
         if replace(_lanes, key, known, ref(lane, partial(_forget, _lanes, key))):
             return lane
         pending.retire(lane)  # another thread was quicker
-        vendor = device.adopt_queue(handle)
 
 
 def _forget(where: dict[_Key, ref[Any]], key: _Key, gone: ref[Any]) -> None:

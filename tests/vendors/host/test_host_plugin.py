@@ -337,7 +337,7 @@ class TestOneAccount:
                 info = device.is_pinned_ptr(arena.page(probed) + 5)
                 assert (info.size if info else 0) == max(around, default=0) * PAGE
                 assert info is None or info.base <= arena.page(probed) < info.base + info.size
-        finally:  # also of an example that is given up half way: what it has locked would be refused to the next ones
+        finally:  # also if the example is given up half way: its locks would count against the limit of the next ones
             for start, _ in held:
                 device.data_unlock(arena.page(start))
             locked = arena.locked
