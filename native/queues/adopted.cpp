@@ -16,22 +16,21 @@ class AdoptedLanes {
  public:
   /// The lane of this stream; `fresh`, which may be null, if there is none.
   std::shared_ptr<Lane> get(VendorDevice& device, std::uintptr_t stream, std::shared_ptr<Lane> const& fresh) {
-    std::uint64_t const thread = thread_of_stream(device, stream);
+    StreamKey const key = key_of_stream(device, stream);
     std::lock_guard const guard(mutex_);
     std::erase_if(lanes_, [](Entry const& each) { return each.lane.expired(); });
     for (Entry const& each : lanes_) {
-      if (each.device != &device || each.stream != stream || each.thread != thread) continue;
+      if (each.device != &device || each.key != key) continue;
       if (auto lane = each.lane.lock()) return lane;
     }
-    if (fresh != nullptr) lanes_.push_back({&device, stream, thread, fresh});
+    if (fresh != nullptr) lanes_.push_back({&device, key, fresh});
     return fresh;
   }
 
  private:
   struct Entry {
     VendorDevice* device;
-    std::uintptr_t stream;
-    std::uint64_t thread;  // `thread_of_stream`
+    StreamKey key;
     std::weak_ptr<Lane> lane;
   };
 

@@ -16,7 +16,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t poll_every = 64;  // operations
 constexpr std::chrono::microseconds spin{100};  // for which a waiting thread polls before it records an event and sleeps
 
-constexpr std::uintptr_t of_each_thread = 2;  // CU_STREAM_PER_THREAD, hipStreamPerThread
+// CU_STREAM_LEGACY and CU_STREAM_PER_THREAD, hipStreamLegacy and hipStreamPerThread; 0 means the legacy one, too.
+constexpr std::uintptr_t legacy = 1, of_each_thread = 2;
 
 constexpr char const* no_questions = "cannot be asked or waited for";
 
@@ -28,12 +29,13 @@ std::string vendor_name(VendorDevice const& device) { return device.name().subst
 
 }  // namespace
 
-std::uint64_t thread_of_stream(VendorDevice const& device, std::uintptr_t handle) {
+StreamKey key_of_stream(VendorDevice const& device, std::uintptr_t handle) {
   static std::atomic<std::uint64_t> threads = 0;
-  thread_local std::uint64_t const number = ++threads;
-  if (handle != of_each_thread) return 0;
+  thread_local std::uint64_t const number = ++threads;  // no number is used twice
+  if (handle != legacy && handle != of_each_thread) return {handle, 0};
   auto const vendor = vendor_name(device);
-  return vendor == "cuda" || vendor == "hip" ? number : 0;
+  if (vendor != "cuda" && vendor != "hip") return {handle, 0};
+  return {handle == legacy ? 0 : handle, handle == of_each_thread ? number : 0};
 }
 
 // ---- making a lane ----
@@ -42,7 +44,7 @@ Lane::Lane(VendorDevice& device, std::shared_ptr<VendorQueue> queue, bool ordere
     : device_(device),
       vendor_(vendor_name(device)),
       queue_(std::move(queue)),
-      thread_(adopted ? thread_of_stream(device, queue_->handle()) : 0),
+      thread_(adopted ? key_of_stream(device, queue_->handle()).thread : 0),
       adopted_(adopted),
       made_in_(generation()),
       timeline_(std::make_shared<Timeline>(ordered)),
@@ -81,7 +83,7 @@ void Lane::check_wait() const {
 }
 
 /// Whether a call of the vendor with this stream means the one that the lane is for.
-bool Lane::is_threads_own() const { return thread_ == 0 || thread_ == thread_of_stream(device_, of_each_thread); }
+bool Lane::is_threads_own() const { return thread_ == 0 || thread_ == key_of_stream(device_, of_each_thread).thread; }
 
 void Lane::check_thread() const {
   if (is_threads_own()) return;

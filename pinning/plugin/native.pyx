@@ -311,7 +311,7 @@ cdef class NativeQueue:
 
     @property
     def stream_number(self) -> int:
-        """A number of the vendor's stream that no other one gets, also when this one is gone; or else the handle."""
+        """A number of the vendor's stream that no other one gets, also when this one is gone; 0 if it is not known."""
         cdef uint64_t number
         with nogil:
             number = self.vendor.stream_number()

@@ -19,7 +19,12 @@ cdef extern from "<pinning/operation.hpp>" namespace "pinning" nogil:
 
 cdef extern from "<pinning/lane.hpp>" namespace "pinning" nogil:
     ctypedef vector[CEvent*] CEvents "pinning::Events"
-    uint64_t thread_of_stream(const VendorDevice& device, uintptr_t handle) except +
+
+    cppclass CStreamKey "pinning::StreamKey":
+        uintptr_t handle
+        uint64_t thread
+
+    CStreamKey key_of_stream(const VendorDevice& device, uintptr_t handle) except +
 
     cppclass CLane "pinning::Lane":
         @staticmethod
@@ -83,6 +88,7 @@ cdef class Lane:
     cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
     cdef uint64_t unwatched  # operations at the last call of `unwatch`
+    cdef uint64_t number  # of an adopted stream, which others with its handle do not have; 0: unknown
     cdef int users  # queues that submit here: several may be over one stream
     cdef bint given_back  # no further queue may be
     cdef unsigned made_in

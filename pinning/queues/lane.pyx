@@ -97,20 +97,21 @@ cdef class Work:
         return ONCE
 
 
-def _thread_of(device, uintptr_t handle):
-    """The number of this thread, if each thread has a vendor's queue of its own with this handle, else 0."""
-    return thread_of_stream(dereference(vendor_of(device)), handle)
+def _handle_and_thread(device, uintptr_t handle):
+    """What tells a device's streams apart: a handle, and the number of this thread if each has its own, else 0."""
+    cdef CStreamKey key = key_of_stream(dereference(vendor_of(device)), handle)
+    return key.handle, key.thread
 
 
 cdef class Lane:
-    def __init__(self, vendor, bint ordered, bint adopted, device, stream=None):
+    def __init__(self, vendor, bint ordered, bint adopted, device, stream=None, uint64_t number=0):
         cdef NativeQueue native = native_queue(vendor)
         cdef VendorDevice* owner = vendor_of(device)
         self.vendor, self.device, self.stream = vendor, device, stream
         self.queue = native.vendor
         self.native = CLane.make(dereference(owner), native.owned, ordered, adopted)
         self.unresolved = deque()
-        self.made_in, self.users = generation(), 1
+        self.made_in, self.users, self.number = generation(), 1, number
         pending.track(self)
 
     def __dealloc__(self):
@@ -278,10 +279,16 @@ cdef class Lane:
 
     # ---- the end ----
 
-    def join(self):
-        """Note that one more queue submits here; False if that cannot be."""
+    def join(self, uint64_t number):
+        """Note that one more queue submits here; False if that cannot be, or the handle is another stream's by now.
+
+        `number` is that of the stream that has the handle, or 0 if the vendor does not tell.
+        """
         if self.given_back or self.native.get().is_closed() or is_parents(self.made_in):
             return False
+        if self.number and number and self.number != number:
+            return False
+        self.number = self.number or number
         self.users += 1
         return True
 

@@ -17,7 +17,7 @@ from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
 from pinning.queues import pending
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
-from pinning.queues.lane import Lane, _thread_of  # type: ignore[import-not-found]  # it has no stub
+from pinning.queues.lane import Lane, _handle_and_thread  # type: ignore[import-not-found]  # it has no stub
 from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, integer, is_one_of
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 Order = Literal["in_order", "out_of_order"]
 _K = TypeVar("_K")
-_Key = tuple[int, int, int]  # a stream: the id of its device, its handle or number, and `_thread_of`
+_Key = tuple[int, int, int]  # a stream: the id of its device, its handle, and the thread, see `_key_of`
 
-_lanes: dict[_Key, ref[Lane]] = {}  # of streams to which others submit, by number: handles are used again
+_lanes: dict[_Key, ref[Lane]] = {}  # of streams to which others submit
 
 
 class Pools(Protocol):
@@ -80,7 +80,7 @@ class Queue(Submitter):
     """
 
     _pools: ClassVar[Pools]  # set by pinning.memory, which imports this package and not the reverse
-    _adopted: ClassVar[dict[_Key, ref[Queue]]] = {}  # by the streams' handles
+    _adopted: ClassVar[dict[_Key, ref[Queue]]] = {}
     _given_away: _Key | None = None  # its stream, once others know the handle
     _links: Chosen | None = None
 
@@ -123,7 +123,7 @@ class Queue(Submitter):
                 raise InvalidRangeError(f"{handle:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
             return cls._over(owner, _lane_over(owner, handle, None))
         handle = _handle_of(stream)
-        key = id(owner), handle, _thread_of(owner, handle)
+        key = _key_of(owner, handle)
         while True:
             known = cls._adopted.get(key)
             queue = None if known is None else known()
@@ -158,9 +158,8 @@ class Queue(Submitter):
         lane = self._share()
         handle: int = lane.vendor.handle
         if handle and self._given_away is None:
-            self._given_away = id(self.device), handle, 0
+            self._given_away = key = _key_of(self.device, handle)
             if self.order == "in_order":
-                key = _stream_of(self.device, lane.vendor)
                 _lanes[key] = ref(lane, partial(_forget, _lanes, key))
         return handle
 
@@ -362,20 +361,21 @@ def _handle_of(stream: object) -> int:
     return int(handle)
 
 
-def _stream_of(device: MemoryDevice, vendor: Any) -> _Key:
-    return id(device), getattr(vendor, "stream_number", vendor.handle), _thread_of(device, vendor.handle)
+def _key_of(device: MemoryDevice, handle: int) -> _Key:
+    return id(device), *_handle_and_thread(device, handle)
 
 
 def _lane_over(device: MemoryDevice, handle: int, stream: object) -> Lane:
     """The one lane over a stream of another owner: so a copy knows what earlier copies there may still write."""
+    key = _key_of(device, handle)
     while True:
         vendor = device.adopt_queue(handle)
-        key = _stream_of(device, vendor)
+        number = getattr(vendor, "stream_number", 0)
         known = _lanes.get(key)
         lane = None if known is None else known()
-        if lane is not None and lane.join():
+        if lane is not None and lane.join(number):
             return lane
-        lane = Lane(vendor, True, True, device, stream)
+        lane = Lane(vendor, True, True, device, stream, number)
         if replace(_lanes, key, known, ref(lane, partial(_forget, _lanes, key))):
             return lane
         pending.retire(lane)  # another thread was quicker

@@ -31,8 +31,14 @@ namespace pinning {
 
 class Lane;
 
-/// The number of this thread if each thread has a stream of its own with this handle, else 0. No number is used twice.
-PINNING_API std::uint64_t thread_of_stream(VendorDevice const& device, std::uintptr_t handle);
+/// What tells a device's streams apart.
+struct StreamKey {
+  std::uintptr_t handle;  // of the legacy default stream, which has two, the first
+  std::uint64_t thread;   // the number of this thread if each has a stream of its own with this handle, else 0
+  bool operator==(StreamKey const&) const = default;
+};
+
+PINNING_API StreamKey key_of_stream(VendorDevice const& device, std::uintptr_t handle);
 
 /// How a copy travels.
 struct How {

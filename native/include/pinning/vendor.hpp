@@ -87,8 +87,8 @@ class VendorQueue {
 
   /// The vendor's own handle, such as a cudaStream_t; 0 if there is none.
   virtual std::uintptr_t handle() const noexcept = 0;
-  /// A number of the vendor's stream that no other one gets, also when this one is gone; the handle where there is none.
-  virtual std::uint64_t stream_number() { return handle(); }
+  /// A number of the vendor's stream that no other one gets, also when this one is gone; 0 where it is not known.
+  virtual std::uint64_t stream_number() { return 0; }
 
   /// Submit a copy. If an end is pageable host memory, it may block until that memory has been read or written.
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;

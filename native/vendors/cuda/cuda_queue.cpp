@@ -54,10 +54,11 @@ void Queue::write_then_wait(Address written, std::uint32_t value, Address awaite
   submit(driver_.cuStreamBatchMemOp_v2, stream(), 2, operations, 0);
 }
 
+// The question ends a capture of the stream (driver 580.159, H200).
 std::uint64_t Queue::stream_number() {
   unsigned long long number = 0;
-  bool const known = driver_.cuStreamGetId && result(driver_.cuStreamGetId, stream(), &number) == 0;
-  return known ? number : handle();
+  if (!driver_.cuStreamGetId || capture_id() != 0) return 0;
+  return result(driver_.cuStreamGetId, stream(), &number) == 0 ? number : 0;
 }
 
 std::uint64_t Queue::capture_id() {

@@ -57,6 +57,7 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
 CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *streamId) {
     ENTER(WORKING, "%p", (void *)hStream);
     IN_STREAM(hStream, stream);
+    if (stream->capture) return leave(end_captures(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
     *streamId = stream->id;
     return leave(CUDA_SUCCESS);
 }

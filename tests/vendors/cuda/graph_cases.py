@@ -122,6 +122,30 @@ def test_rows_of_locked_memory_are_recorded(case: Case, mode: str) -> None:
     ended(graph)
 
 
+def test_a_stream_that_is_first_adopted_under_capture(case: Case, mode: str) -> None:
+    device, release = case.queue.device, threading.Event()
+    stream = device.make_queue()
+    with Graph(stream.handle, mode) as graph:
+        adopted = pinning.Queue.adopt(stream.handle, device)
+        pinning.copy_async(case.memory, case.locked, queue=adopted)
+    case.fill(9)
+    graph.launch()
+    assert (case.on_device() == 9).all()
+    ended(graph)
+    # It is the same stream after the capture: a copy reads what an earlier one in it writes.
+    case.fill(1)
+    with pinning.Queue.adopt(stream.handle, device) as again, pinning.alloc(SMALL, device=device) as memory:
+        adopted.call(lambda: release.wait(60))
+        pinning.copy_async(case.pageable, case.memory, queue=adopted)
+        copy = pinning.copy_async(memory, case.pageable, SMALL, queue=again)
+        release.set()
+        copy.wait()
+        pinning.copy(case.locked, memory, SMALL, queue=case.other)
+    assert (case.locked[:SMALL] == 9).all()
+    adopted.close()
+    stream.close()
+
+
 def test_a_copy_across_the_border_of_two_locks_is_recorded(case: Case, mode: str) -> None:
     buffer = numpy.ones(8 * PAGE, numpy.uint8)
     device = case.queue.device
