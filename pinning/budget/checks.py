@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from pinning.budget import cache
 from pinning.errors import LockLimitError
 from pinning.machine.room import Room, cgroup_memory, check, system_memory
 from pinning.plugin import Device, LockLimit
+from pinning.plugin.locking import lock_limit_of
 
 # A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
@@ -43,10 +43,8 @@ def check_room(size: int, device: Device) -> None:
 
 
 def _lock_limit(device: Device) -> LockLimit | None:
-    # isinstance(device, LimitedDevice) would take 20 us.
-    lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
     with suppress(OSError):
-        return None if lock_limit is None else lock_limit()
+        return lock_limit_of(device)
     return None
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pinning
 from pinning.arena.names import abandoned, path_of
 from pinning.cli.bench import CopyRow, copies
-from pinning.cli.machine import description, fit, lock_limit, tightest_memory
+from pinning.cli.machine import description, fit, tightest_memory
 from pinning.cli.output import Step
 from pinning.cli.units import size as bytes_text
 from pinning.interop.memory_of import host_buffer
@@ -28,7 +28,8 @@ from pinning.machine import numa, topology
 from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
-from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockLimit, MemoryDevice
+from pinning.plugin import Device, Library, LockLimit, MemoryDevice
+from pinning.plugin.locking import lock_limit_of
 
 T = TypeVar("T")
 
@@ -164,13 +165,12 @@ def measure(step: Step) -> dict[str, list[CopyRow]]:
 
 def _plugin(report: PluginReport) -> PluginRow:
     row = PluginRow(report.name, None, [each.name for each in report.devices], report.problem, [])
-    if not isinstance(report.plugin, DescribedPlugin):
-        return row
+    plugin: Any = report.plugin
     library = None
     warnings: list[str] = []
     try:
-        warnings += report.plugin.warnings()
-        library = report.plugin.library()
+        warnings += getattr(plugin, "warnings", list)()
+        library = getattr(plugin, "library", lambda: None)()
     except Exception as error:  # of any type: third parties write plugins
         if report.problem is None:
             warnings.append(f"it does not report which library it uses: {str(error) or type(error).__name__}")
@@ -197,7 +197,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
         problem = str(error) or type(error).__name__
     address: str | None = told(lambda: getattr(device, "pci_address", None), None)
     said = told(lambda: description(device), device.name)
-    limit = told(lambda: lock_limit(device), None)
+    limit = told(lambda: lock_limit_of(device), None)
     node = told(lambda: numa.node_of(device), None)
     link = topology.link_of(address)
     return DeviceRow(device.name, said, default, problem is None, problem, limit, node, address, link)
@@ -220,7 +220,7 @@ def _pair(first: Device, second: Device, addresses: dict[str, str | None]) -> Pa
     with suppress(Exception):  # of any type: third parties write plugins
         connection = pinning.memory_connection(first, second).name
     with suppress(Exception):
-        link = first.link_to(second) if isinstance(first, LinkedDevice) else None
+        link = getattr(first, "link_to", lambda _: None)(second)
     places = [addresses[device.name] for device in (first, second)]
     return PairRow(first.name, second.name, connection, link, topology.way_between(*places))
 

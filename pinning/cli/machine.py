@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from pinning.cli.units import size as bytes_text
 from pinning.errors import LockLimitError
 from pinning.machine.room import Room, cgroup_memory, system_memory
-from pinning.plugin import Device, LockLimit
+from pinning.plugin import Device
+from pinning.plugin.locking import lock_limit_of
 
 Bytes = NDArray[numpy.uint8]
 
@@ -24,12 +24,6 @@ def locked_by_kernel() -> int:
     """Bytes that the kernel counts as locked by mlock for this process: VmLck of /proc/self/status."""
     status = Path("/proc/self/status").read_text("utf-8")
     return int(status.partition("VmLck:")[2].split(maxsplit=1)[0]) * 1024
-
-
-def lock_limit(device: Device) -> LockLimit | None:
-    """The vendor's limit for this process, if it has one."""
-    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    return ask() if ask else None
 
 
 class Bound(NamedTuple):
@@ -48,7 +42,7 @@ def fit(device: Device, wanted: int, count: int, multiple_of: int) -> tuple[int,
     memory = tightest_memory()
     why = f"{memory.name} has {bytes_text(max(memory.free, 0))} free"
     bounds = [Bound(memory.free // 4, why, memory.remedy)]  # commands also fill other buffers
-    if limit := lock_limit(device):
+    if limit := lock_limit_of(device):
         why = f"{limit.name} lets this process lock {bytes_text(limit.limit)}"
         bounds.append(Bound(limit.limit - limit.used, why, limit.remedy))
     room = min(bounds)

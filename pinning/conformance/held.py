@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from pinning.plugin import CoarseDevice, Device
+from pinning.plugin import Device
 
 
 class Held:
@@ -19,11 +19,8 @@ class Held:
 
     def lock(self, ptr: int, size: int, read_only: bool | None = None, *, coherent: bool = True) -> int:
         """Call `Device.data_lock`; returns the device pointer."""
-        if coherent:
-            device_ptr = self.device.data_lock(ptr, size, read_only)
-        else:
-            assert isinstance(self.device, CoarseDevice)
-            device_ptr = self.device.data_lock(ptr, size, read_only, coherent=False)
+        how = {} if coherent else {"coherent": False}
+        device_ptr = self.device.data_lock(ptr, size, read_only, **how)
         with self._mutex:
             self._count[ptr] = self._count.get(ptr, 0) + 1
         return device_ptr

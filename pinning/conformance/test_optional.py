@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,31 +13,31 @@ import pinning
 from pinning import PinnedMap, PinningError
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
-from pinning.plugin import AutomaticLocking, CoarseDevice, CopyDevice, Device, LimitedDevice
+from pinning.plugin import AutomaticLocking, CopyDevice, Device
 
 
 @pytest.fixture
-def limited(device: Device) -> LimitedDevice:
-    if not isinstance(device, LimitedDevice):
-        pytest.skip(f"{device.name} has no lock_limit and largest_lock: pinning.plugin.LimitedDevice")
+def limited(device: Device) -> Any:
+    if not (hasattr(device, "lock_limit") and hasattr(device, "largest_lock")):
+        pytest.skip(f"{device.name} has no lock_limit and largest_lock: pinning.plugin.Device")
     return device
 
 
 @pytest.fixture
-def coarse(device: Device) -> CoarseDevice:
-    if not isinstance(device, CoarseDevice):
-        pytest.skip(f"{device.name} has no coherence: pinning.plugin.CoarseDevice")
+def coarse(device: Device) -> Any:
+    if not hasattr(device, "coherence"):
+        pytest.skip(f"{device.name} has no coherence: pinning.plugin.Device")
     return device
 
 
 # ---- limits ----
 
 
-def test_the_largest_lock_is_at_least_a_page(limited: LimitedDevice) -> None:
+def test_the_largest_lock_is_at_least_a_page(limited: Any) -> None:
     assert limited.largest_lock >= PAGE
 
 
-def test_the_limit_is_named_and_has_a_remedy(limited: LimitedDevice) -> None:
+def test_the_limit_is_named_and_has_a_remedy(limited: Any) -> None:
     limit = limited.lock_limit()
     if limit is None:
         pytest.skip(f"no limit binds {limited.name} in this process")
@@ -45,7 +46,7 @@ def test_the_limit_is_named_and_has_a_remedy(limited: LimitedDevice) -> None:
     assert limit.limit >= 0
 
 
-def test_the_limit_counts_what_is_locked(limited: LimitedDevice, held: Held) -> None:
+def test_the_limit_counts_what_is_locked(limited: Any, held: Held) -> None:
     before = limited.lock_limit()
     if before is None:
         pytest.skip(f"no limit binds {limited.name} in this process")
@@ -60,11 +61,11 @@ def test_the_limit_counts_what_is_locked(limited: LimitedDevice, held: Held) -> 
 # ---- coherence ----
 
 
-def test_coherence_is_a_set_of_truths(coarse: CoarseDevice) -> None:
+def test_coherence_is_a_set_of_truths(coarse: Any) -> None:
     assert coarse.coherence <= {True, False}
 
 
-def test_coarse_grained_memory(coarse: CoarseDevice, held: Held) -> None:
+def test_coarse_grained_memory(coarse: Any, held: Held) -> None:
     if False not in coarse.coherence:
         pytest.skip(f"{coarse.name} has no coarse-grained memory")
     pages = Pages(3)
@@ -77,7 +78,7 @@ def test_coarse_grained_memory(coarse: CoarseDevice, held: Held) -> None:
 
 def test_memory_that_must_be_coherent(device: Device, pinned_map: PinnedMap) -> None:
     pages = Pages(1)
-    if isinstance(device, CoarseDevice) and True in device.coherence:
+    if True in getattr(device, "coherence", ()):
         pinned_map.lock(pages.ptr, 100, coherent=True)
         pinned_map.unlock(pages.ptr)
         return

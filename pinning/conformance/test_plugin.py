@@ -6,12 +6,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 
 from pinning import PinningError, PluginUnavailableError, VendorError
 from pinning.conformance.conftest import missing_members
-from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin, Device, Plugin, UncertainDevice
+from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
 
 
 def test_it_locks_memory_or_is_known_to_refuse(
@@ -29,8 +30,8 @@ def test_it_locks_memory_or_is_known_to_refuse(
 
 
 def test_it_says_beforehand_whether_it_can_lock(device: Device, refusal: PinningError | None) -> None:
-    if not isinstance(device, UncertainDevice):
-        pytest.skip(f"{device.name} has no can_lock: pinning.plugin.UncertainDevice")
+    if not hasattr(device, "can_lock"):
+        pytest.skip(f"{device.name} has no can_lock: pinning.plugin.Device")
     assert device.can_lock is (refusal is None)
 
 
@@ -75,9 +76,9 @@ def test_importing_the_plugin_starts_nothing(plugin: Plugin) -> None:
     assert done.stdout == "0\n"
 
 
-def test_it_describes_its_library(plugin: Plugin) -> None:
-    if not isinstance(plugin, DescribedPlugin):
-        pytest.skip(f"{plugin.name} has no library() and warnings(): pinning.plugin.DescribedPlugin")
+def test_it_describes_its_library(plugin: Any) -> None:
+    if not (hasattr(plugin, "library") and hasattr(plugin, "warnings")):
+        pytest.skip(f"{plugin.name} has no library() and warnings(): pinning.plugin.Plugin")
     library = plugin.library()
     assert library.name and library.version
     assert all(isinstance(warning, str) and warning for warning in plugin.warnings())

@@ -14,7 +14,8 @@ from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native
 from pinning.errors import VendorError
 from pinning.locking.devices import pinned_map
 from pinning.machine.populate import check_mapped
-from pinning.plugin import LockLimit, MemoryDevice
+from pinning.plugin import MemoryDevice
+from pinning.plugin.locking import lock_limit_of
 from pinning.queues import Event, Queue
 from pinning.queues.staging import staging_of
 from pinning.runtime.units import exact_size
@@ -105,8 +106,7 @@ def no_room(device: MemoryDevice) -> str:
 
 def staging_refusal(device: MemoryDevice) -> str | None:
     """The limit that leaves no room for a staging ring; None if there is a ring, or no such limit."""
-    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    limit = ask() if ask and staging_of(device).empty else None
+    limit = lock_limit_of(device) if staging_of(device).empty else None
     free = costs.ring_bytes if limit is None else limit.limit - limit.used
     if limit is None or free >= costs.ring_bytes:
         return None

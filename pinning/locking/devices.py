@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pinning.errors import ArgumentError, PinningError, PluginUnavailableError
 from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap, Region
-from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, LockDevice, MemoryDevice, Plugin
+from pinning.plugin import ENTRY_POINT_GROUP, Device, LockDevice, MemoryDevice, Plugin
 from pinning.runtime.arguments import describe, flag
 from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import at_fork
@@ -254,7 +254,7 @@ def default_device() -> MemoryDevice:
 
 
 def _is_able(device: Any) -> bool:
-    try:  # isinstance(device, UncertainDevice) would take longer than all else here
+    try:
         return getattr(device, "can_lock", True) and hasattr(device, "make_queue")
     except Exception as error:  # of any type: third parties write plugins
         if isinstance(error, (MemoryError, PinningError)) or getattr(error, "errno", None) in _EXHAUSTED:
@@ -337,7 +337,8 @@ def is_host(device: Device) -> bool:
 
 def _hardware(plugin: Plugin | None) -> str | None:
     try:
-        return plugin.hardware() if isinstance(plugin, DetectingPlugin) else None
+        hardware: str | None = getattr(plugin, "hardware", lambda: None)()
+        return hardware
     except Exception:  # of any type: third parties write plugins
         return None
 

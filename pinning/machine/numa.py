@@ -45,7 +45,7 @@ def usable_memory(status: Path = Path("/proc/self/status")) -> frozenset[int] | 
 
 
 def node_of(device: Device, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """The node that a device is near; None if unknown, as for every device that is not a `LocatedDevice`."""
+    """The node that a device is near; None if unknown, as for a device without `pci_address`."""
     address: str | None = getattr(device, "pci_address", None)
     with suppress(OSError, ValueError):
         if address is not None and (node := int((root / address / "numa_node").read_text("utf-8"))) >= 0:

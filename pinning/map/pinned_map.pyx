@@ -208,7 +208,7 @@ cdef class PinnedMap:
     device : object
         Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
         `pinning.plugin.Device`. Their exceptions reach the caller unchanged. An attribute ``coherence`` says what
-        locked memory can be, see `pinning.plugin.CoarseDevice`.
+        locked memory can be, see `pinning.plugin.Device`.
     shared : bool
         Whether this is the map that native code of this process has under the device's name, see
         ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and

@@ -30,7 +30,7 @@ from pinning.budget.cache import give_back_for
 from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map, separate
-from pinning.plugin import MemoryKindLike, WriteCombiningDevice
+from pinning.plugin import MemoryKindLike
 from pinning.runtime.arguments import alignment as alignment_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ cdef class Backing:
         if python_kind not in device.memory_kinds:
             has = ", ".join(sorted(each.name for each in device.memory_kinds))
             raise PinningError(f"{device.name} has no memory of kind {python_kind.name}; it has {has}")
-        if write_combined and not (kind == CMemoryKind.host and isinstance(device, WriteCombiningDevice)):
+        if write_combined and not (kind == CMemoryKind.host and hasattr(device, "allocate_write_combined")):
             raise PinningError(f"{device.name} has no write-combined memory of kind {python_kind.name}; allocate it "
                                "without")
         if sleepable and kind != CMemoryKind.device:

@@ -6,24 +6,21 @@ members of `Plugin`. The documentation has a minimal example. A device implement
 
 - `LockDevice` locks host memory: enough for an object that is passed as ``device=`` to `pinning.lock`;
 - `Device` is also named, and is the only one that a plugin needs; the base class `NamedDevice` takes vendor and index
-  from the name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` add properties;
+  from the name;
 - `CopyDevice` has memory of its own; `MemoryDevice` has several kinds of memory, and queues.
+
+What a plugin or a device may have besides is listed where the protocol is: in `Plugin`, `Device` and `MemoryDevice`.
 
 `pinning.plugin.native` has the base class of native vendors' devices.
 """
 
 from pinning.plugin.automatic import AutomaticLocking
 from pinning.plugin.locking import (
-    CoarseDevice,
     Device,
-    LimitedDevice,
-    LinkedDevice,
-    LocatedDevice,
     LockDevice,
     LockLimit,
     NamedDevice,
     PinnedInfo,
-    UncertainDevice,
 )
 from pinning.plugin.memory import (
     CopyDevice,
@@ -32,23 +29,16 @@ from pinning.plugin.memory import (
     MemoryInfo,
     MemoryKind,
     MemoryKindLike,
-    WriteCombiningDevice,
 )
 from pinning.plugin.queues import VendorEvent, VendorQueue
-from pinning.plugin.vendor import ENTRY_POINT_GROUP, DescribedPlugin, DetectingPlugin, Library, Plugin
+from pinning.plugin.vendor import ENTRY_POINT_GROUP, Library, Plugin
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "AutomaticLocking",
-    "CoarseDevice",
     "CopyDevice",
-    "DescribedPlugin",
-    "DetectingPlugin",
     "Device",
     "Library",
-    "LimitedDevice",
-    "LinkedDevice",
-    "LocatedDevice",
     "LockDevice",
     "LockLimit",
     "MemoryConnection",
@@ -59,8 +49,6 @@ __all__ = [
     "NamedDevice",
     "PinnedInfo",
     "Plugin",
-    "UncertainDevice",
     "VendorEvent",
     "VendorQueue",
-    "WriteCombiningDevice",
 ]

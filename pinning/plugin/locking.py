@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
@@ -78,7 +79,21 @@ class LockDevice(Protocol):
 
 @runtime_checkable
 class Device(LockDevice, Protocol):
-    """One device of a plugin."""
+    """One device of a plugin.
+
+    It may also have:
+
+    - ``can_lock: bool``: whether it can lock any memory; otherwise it is never the default device. Read often, so it
+      should be cached.
+    - ``lock_limit() -> LockLimit | None``: how much this process may lock; None if there is no limit.
+    - ``largest_lock: int``: bytes that one `data_lock` can take; a larger lock is made of several.
+    - ``coherence: frozenset[bool]``: whether locked memory can be coherent (True: the host and a running kernel see
+      each other's writes), coarse-grained (False: each is sure to see them only after the kernel has ended), or both.
+      With False, `data_lock` takes a fourth argument, ``coherent=True``, which is only ever passed as False.
+    - ``pci_address: str | None``: such as ``"0000:3b:00.0"``, so that memory can be allocated near it; None if unknown.
+    - ``link_to(other) -> str | None``: the vendor's name for its link to another device, such as ``"NVLink"``; None if
+      only the PCI bus joins them.
+    """
 
     @property
     def name(self) -> str:
@@ -96,55 +111,7 @@ class Device(LockDevice, Protocol):
         """As `LockDevice.is_pinned_ptr`."""
 
 
-@runtime_checkable
-class UncertainDevice(Device, Protocol):
-    """A device whose driver may be unable to lock host memory."""
-
-    @property
-    def can_lock(self) -> bool:
-        """Whether it can lock any; otherwise it is never the default device. Read often, so it should be cached."""
-
-
-@runtime_checkable
-class LimitedDevice(Device, Protocol):
-    """A device whose vendor limits how much may be locked, in total or in one call."""
-
-    def lock_limit(self) -> LockLimit | None:
-        """The limit in force for this process; None if there is none."""
-
-    @property
-    def largest_lock(self) -> int:
-        """Bytes that one `data_lock` can take; a larger lock is made of several."""
-
-
-@runtime_checkable
-class LocatedDevice(Device, Protocol):
-    """A device that knows its place in the machine, so that memory can be allocated near it."""
-
-    @property
-    def pci_address(self) -> str | None:
-        """Its PCI address, such as ``"0000:3b:00.0"``; None if unknown."""
-
-
-@runtime_checkable
-class LinkedDevice(Device, Protocol):
-    """A device that knows whether links of its vendor connect it to another, apart from the PCI bus."""
-
-    def link_to(self, other: Device) -> str | None:
-        """The vendor's name for its link to `other`, such as ``"NVLink"``; None if there is none."""
-
-
-@runtime_checkable
-class CoarseDevice(Device, Protocol):
-    """A device that knows whether locked memory is coherent (fine-grained).
-
-    Coherent: the host and a running kernel can see each other's writes. Coarse-grained: each side is sure to see the
-    other's writes only after the kernel has ended.
-    """
-
-    @property
-    def coherence(self) -> frozenset[bool]:
-        """What is supported: True for coherent, False for coarse-grained. Empty: the vendor promises neither."""
-
-    def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
-        """As `Device.data_lock`. `coherent` is only ever passed as False, and only if `coherence` contains that."""
+def lock_limit_of(device: object) -> LockLimit | None:
+    """How much this process may lock for a device; None if it has no limit."""
+    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    return ask() if ask else None

@@ -70,7 +70,11 @@ class CopyDevice(Device, Protocol):
 
 @runtime_checkable
 class MemoryDevice(CopyDevice, Protocol):
-    """A device with kinds of memory and with queues, for `pinning.Context`, `pinning.Queue` and `pinning.copy`."""
+    """A device with kinds of memory and with queues, for `pinning.Context`, `pinning.Queue` and `pinning.copy`.
+
+    It may also have ``allocate_write_combined(size)``: as `allocate` of kind HOST and freed in the same way, but memory
+    that the host does not cache, for data that the host only writes.
+    """
 
     @property
     def memory_kinds(self) -> frozenset[MemoryKind]:
@@ -107,11 +111,3 @@ class MemoryDevice(CopyDevice, Protocol):
 
     def synchronize(self) -> None:
         """Wait until all work submitted to this device is done."""
-
-
-@runtime_checkable
-class WriteCombiningDevice(MemoryDevice, Protocol):
-    """A device that also has HOST memory that the host does not cache, for data that the host only writes."""
-
-    def allocate_write_combined(self, size: int) -> int:
-        """As `allocate` of kind HOST, and freed in the same way."""

@@ -16,7 +16,7 @@ _Device = TypeVar("_Device", bound=native.NativeDevice)
 
 
 class NativePlugin(Generic[_Device]):
-    """The `Plugin`, `DetectingPlugin` and `DescribedPlugin` of a vendor in ``native/vendors``.
+    """The `Plugin` of a vendor in ``native/vendors``.
 
     Parameters
     ----------

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from pinning.plugin.locking import Device
 
@@ -12,7 +11,16 @@ ENTRY_POINT_GROUP = "pinning.plugins"
 
 
 class Plugin(Protocol):
-    """A vendor. Importing its module must work without the vendor's driver."""
+    """A vendor. Importing its module must work without the vendor's driver.
+
+    It may also have, for ``pinning doctor`` and messages:
+
+    - ``hardware() -> str | None``: the vendor's hardware in this machine, such as ``"an NVIDIA GPU"``, found without
+      the vendor's software;
+    - ``library() -> Library``: the library. Raises `PluginUnavailableError`, which says what to install, if it cannot
+      be loaded;
+    - ``warnings() -> Sequence[str]``: problems of this installation that do not prevent its use, each with a remedy.
+    """
 
     @property
     def name(self) -> str:
@@ -38,22 +46,3 @@ class Library(NamedTuple):
 
     name: str
     version: str
-
-
-@runtime_checkable
-class DetectingPlugin(Protocol):
-    """A plugin that detects the vendor's hardware without the vendor's software."""
-
-    def hardware(self) -> str | None:
-        """The hardware present, such as ``"an NVIDIA GPU"``, for a message if it is not used; None if there is none."""
-
-
-@runtime_checkable
-class DescribedPlugin(Protocol):
-    """A plugin with more information for ``pinning doctor``."""
-
-    def library(self) -> Library:
-        """The library. Raises `PluginUnavailableError` if it cannot be loaded; the message says what to install."""
-
-    def warnings(self) -> Sequence[str]:
-        """Problems of this installation that do not prevent its use, each with a remedy."""

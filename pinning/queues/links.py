@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from pinning.errors import ArgumentError, PinningError
 from pinning.locking import devices
 from pinning.machine.topology import way_between
-from pinning.plugin import Device, LinkedDevice, MemoryConnection, MemoryDevice
+from pinning.plugin import Device, MemoryConnection, MemoryDevice
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import device_slots
 
@@ -67,7 +67,8 @@ def obstacle(device: MemoryDevice, peer: Device) -> str | None:
     """Why a peer cannot carry copies of a device; None if it can."""
     if peer.vendor != device.vendor or not isinstance(peer, MemoryDevice):
         return "it is of another vendor"
-    if not isinstance(peer, LinkedDevice) or peer.link_to(device) is None:
+    link_to: Callable[[Device], str | None] = getattr(peer, "link_to", lambda _: None)
+    if link_to(device) is None:
         return "no link joins them that is faster than the bus"
     if peer.connection(device) is not MemoryConnection.UNIFIED:
         return f"{device.name} has no access to its memory"

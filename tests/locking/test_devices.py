@@ -31,7 +31,7 @@ from fake_device import Background, FakeDevice
 from folders import PYTHONPATH
 from pinning import ArgumentError, PluginUnavailableError
 from pinning.locking.devices import PluginReport
-from pinning.plugin import ENTRY_POINT_GROUP, Device, LimitedDevice
+from pinning.plugin import ENTRY_POINT_GROUP, Device
 
 Install = Callable[..., None]
 VENDORS = {"cuda", "hip", "hsa", "ur"}  # whose devices this machine may have
@@ -109,7 +109,6 @@ def test_the_host_is_always_there_and_last() -> None:
     assert [device.name for device in reports[-1].devices] == ["host:0"]
     assert pinning.devices()[-1].name == "host:0"
     assert isinstance(pinning.devices()[-1], Device)
-    assert isinstance(pinning.devices()[-1], LimitedDevice)
     assert pinning.device("host") is pinning.device("host:0") is pinning.devices()[-1]
 
 
@@ -322,7 +321,6 @@ def test_a_device_needs_no_plugin() -> None:
     pinned = pinning.pinned_map(device)
     assert pinning.pinned_map(device) is pinned
     assert pinning.pinned_map(FakeDevice()) is not pinned, "as many maps as devices, whatever they are called"
-    assert isinstance(device, LimitedDevice)
 
 
 def test_a_device_of_three_methods_is_enough() -> None:

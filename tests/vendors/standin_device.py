@@ -16,7 +16,7 @@ from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.conformance.faults import each_failure
 from pinning.errors import VendorError
-from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice, MemoryKind
+from pinning.plugin import AutomaticLocking, MemoryDevice, MemoryKind
 from standins.cases import only
 from standins.standin import StandIn
 from standins.vendors import Vendor
@@ -52,20 +52,9 @@ def test_devices_are_named_and_stay_the_same(standin: StandIn, vendor: Vendor) -
         assert plugin.device(2).pci_address == vendor.pci_address
 
 
-INTERFACES: dict[str, list[type]] = {
-    "cuda": [LimitedDevice],
-    "hip": [LimitedDevice, CoarseDevice],
-    "hsa": [LimitedDevice, CoarseDevice, AutomaticLocking],
-    "ur": [AutomaticLocking],
-}
-
-
 def test_a_device_is_all_that_the_interface_knows(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
-    assert isinstance(vendor.plugin, DescribedPlugin)
-    for interface in (MemoryDevice, *INTERFACES[vendor.name]):
-        assert isinstance(gpu, interface)
-    if LimitedDevice in INTERFACES[vendor.name]:
-        assert gpu.lock_limit() is None
+    assert isinstance(gpu, MemoryDevice) and isinstance(gpu, AutomaticLocking)
+    assert (gpu.lock_limit(), gpu.largest_lock >= PAGE, gpu.can_lock) == (None, True, True)
     assert gpu.coherence == {"cuda": {True}, "ur": set()}.get(vendor.name, {True, False})
 
 
