@@ -110,12 +110,13 @@ cdef class PoolAllocation(Allocation):
     cdef size_t number  # of its device in the pool
 
     cdef int check_unused(self) except -1:
-        points = uses(self)
-        if points and not self.queue.closed:
-            before = self.queue._history()
-            points = [point for point in points if point not in before]
-        if points:
-            raise StillInUseError(f"{self!r} is in use by work of a queue: wait for that first")
+        cdef CDependencies before
+        cdef list found = uses(self)
+        if found and not self.queue.closed:
+            self.queue.add_history(before, ())
+        for lane, position in found:
+            if not (isinstance(lane, Lane) and before.covers(dereference((<Lane>lane).native.get().timeline()), position)):
+                raise StillInUseError(f"{self!r} is in use by work of a queue: wait for that first")
         return 0
 
     cdef int check_unlocked(self) except -1:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues, which order the work for a device, and events, which tell how far it has come.
 
-- ``order``: what depends on what, without references to events;
 - ``event``: an operation that can be waited for;
 - ``lane``: one vendor's queue, and the objects it keeps until its work is over;
 - ``submitter``: submission to the lanes of a queue;
@@ -13,16 +12,11 @@
 """
 
 from pinning.queues.event import Event
-from pinning.queues.order import Dependencies, TimelinePoint
-from pinning.queues.pending import uses
 from pinning.queues.queue import Queue, as_queue, default_queue
 
 __all__ = [
-    "Dependencies",
     "Event",
     "Queue",
-    "TimelinePoint",
     "as_queue",
     "default_queue",
-    "uses",
 ]

@@ -2,8 +2,9 @@
 """Events."""
 
 cimport cython
+from cython.operator cimport dereference
 from pinning.map.adapters cimport event_object
-from pinning.queues.order cimport Dependencies, TimelinePoint, empty, point_at
+from pinning.queues.order cimport CDependencies
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -68,16 +69,9 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
         return event
 
     @property
-    def _point(self) -> TimelinePoint | None:
-        """Its point on a timeline; None if it was complete from the start."""
-        return None if self.native.timeline().get() is NULL else point_at(self.native.timeline(), self.native.position())
-
-    @property
-    def _history(self) -> Dependencies:
-        """All operations that it comes after, and its own."""
-        cdef Dependencies history = empty()
-        self.native.add_history(history.native)
-        return history
+    def _position(self) -> int:
+        """Its position among the operations of its lane, from 1 on; 0 if it was complete from the start."""
+        return 0 if self.native.timeline().get() is NULL else self.native.position()
 
     @property
     def vendor_event(self) -> VendorEvent | None:
@@ -87,11 +81,11 @@ cdef class Event:  # type: Coroutine[Any, Any, None]
     cdef bint known_over(self):
         return self.native.is_over()
 
-    def _comes_after(self, point: TimelinePoint) -> bool:
-        """Whether `point` is this operation, or one that it starts after, or one that is already complete."""
-        if not isinstance(point, TimelinePoint):
-            raise TypeError(f"point is {describe(point)}; it must be the `_point` of an event")
-        return point in self._history
+    def _comes_after(self, Event other not None) -> bool:
+        """Whether `other` is this operation, or one that it starts after, or one that is already complete."""
+        cdef CDependencies history
+        self.native.add_history(history)
+        return other._position == 0 or history.covers(dereference(other.native.timeline()), other.native.position())
 
     cdef fail(self, error):
         """Make it fail with `error` once it is over. The first error stays."""

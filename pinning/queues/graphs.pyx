@@ -7,9 +7,7 @@ The service thread releases what the node keeps within 0.1 s.
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libcpp.memory cimport make_shared
 from pinning.queues.lane cimport keeps
-from pinning.queues.order cimport CTimeline, SharedTimeline, point_at
 
 from pinning.queues import pending
 from pinning.runtime.process import at_fork
@@ -33,16 +31,12 @@ cdef class Graphs:
     """All graphs of the process, with the methods by which the service thread polls a lane."""
 
     cdef object __weakref__
-    cdef SharedTimeline timeline  # its points are never reached
     cdef bint known, watched
 
     closed = retired = False
     owner_device = None  # of no device: launches of graphs are not seen
     lost = True  # so that the exit does not wait for graphs
     count = 0
-
-    def __init__(self):
-        self.timeline = make_shared[CTimeline](True)
 
     def poll(self):
         """Release what destroyed graphs have kept. Returns whether no graph keeps anything now."""
@@ -63,12 +57,12 @@ cdef class Graphs:
         return not self.watched
 
     def uses(self, thing):
-        """One point, which is never reached, if a graph keeps this very object."""
+        """As `Lane.uses`; what a graph keeps is never over."""
         cdef Recorded* recorded = live
         while recorded is not NULL:
             work, kept = <tuple>recorded.kept
             if keeps(work, thing) or keeps(kept, thing):
-                return [point_at(self.timeline, 1)]
+                return [(self, 0)]
             recorded = recorded.previous
         return []
 

@@ -8,7 +8,6 @@ from libcpp.utility cimport move
 
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue
-from pinning.queues.order cimport point_at
 from pinning.runtime.process cimport generation, is_parents
 
 import os
@@ -186,9 +185,8 @@ cdef class Lane:
                 release_dropped()
 
     def uses(self, thing):
-        """The operations that keep this very object."""
-        cdef SharedTimeline timeline = self.native.get().timeline()
-        return [point_at(timeline, position) for position in self.native.get().keeping(<PyObject*>thing)]
+        """The operations that keep this very object, each as this lane and its position."""
+        return [(self, position) for position in self.native.get().keeping(<PyObject*>thing)]
 
     def unwatch(self):
         """Whether polling is not needed, because nothing is kept and nothing was submitted since the last call.

@@ -18,16 +18,3 @@ cdef extern from "<pinning/order.hpp>" namespace "pinning" nogil:
         cbool covers(const CTimeline& timeline, uint64_t position) noexcept
         cbool reached() noexcept
         size_t size() noexcept
-
-
-cdef class TimelinePoint:
-    cdef SharedTimeline timeline
-    cdef readonly uint64_t position
-
-
-cdef class Dependencies:
-    cdef CDependencies native
-
-
-cdef TimelinePoint point_at(const SharedTimeline& timeline, uint64_t position)
-cdef Dependencies empty()  # for the caller to fill

@@ -19,7 +19,6 @@ from weakref import WeakSet
 from pinning.budget.limits import before_refusal
 from pinning.errors import VendorError
 from pinning.plugin import MemoryDevice, VendorQueue
-from pinning.queues.order import TimelinePoint
 from pinning.runtime import process
 from pinning.runtime.process import WeakRegistry, at_exit, emptied_at_fork
 
@@ -48,7 +47,7 @@ class Lane(Protocol):
     def unwatch(self) -> bool: ...
     def retire(self) -> None: ...
     def close(self) -> None: ...
-    def uses(self, thing: object) -> list[TimelinePoint]: ...
+    def uses(self, thing: object) -> list[tuple[Lane, int]]: ...
 
 
 _lanes: WeakRegistry[Lane] = emptied_at_fork(WeakRegistry())
@@ -100,16 +99,16 @@ def vendor_queue(device: MemoryDevice) -> VendorQueue:
         return device.make_queue()
 
 
-def uses(thing: object) -> tuple[TimelinePoint, ...]:
+def uses(thing: object) -> list[tuple[Lane, int]]:
     """Poll the vendors, and return the operations that keep this very object and are not known to be over."""
-    points = []
+    found = []
     for lane in _lanes:
         if lane.uses(thing):
             with suppress(Exception):  # then nothing new is known
                 if not lane.poll():
                     lane.ask_last()
-            points += lane.uses(thing)
-    return tuple(points)
+            found += lane.uses(thing)
+    return found
 
 
 def _poll_all() -> None:

@@ -6,7 +6,6 @@ from libcpp.vector cimport vector
 from pinning.queues.cross_vendor_wait cimport cross_vendor_wait
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport ONCE, Work, begin_submission, check_process, end_submission
-from pinning.queues.order cimport Dependencies, empty
 from pinning.runtime.process cimport generation, is_parents, keep_for_ever
 
 from typing import TYPE_CHECKING
@@ -337,13 +336,8 @@ cdef class Submitter:
         self.native.get().note_tail(event.native)
         return event
 
-    def _history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
-        """All that an operation with this wait list would come after, if it were submitted now or later."""
-        cdef Dependencies history = empty()
-        self.add_history(history.native, wait_for)
-        return history
-
     cdef int add_history(self, CDependencies& to, object wait_for) except -1:
+        """Add all that an operation with this wait list would come after, if it were submitted now or later."""
         cdef vector[CEvent] copies
         if not self.lanes:
             self.check()

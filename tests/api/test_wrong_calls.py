@@ -216,7 +216,6 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
             lambda: pinning.copy(B, A, queue=UnmadeQueue()),
             lambda: pinning.copy_batch([B], [A], queue=UnmadeQueue()),
             lambda: pinning.fill(B, 1, queue=UnmadeQueue()),
-            lambda: UnmadeQueue()._history(),
         )
     ),
     (lambda: Queue("host").alloc(8, pool=UnmadePool()), PinningError, "has not called __init__"),
@@ -276,7 +275,6 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.load_file("/dev/null", 3), TypeError, "3 is not a device"),  # type: ignore[call-overload]
     (lambda: pinning.copy_blocks(B, None, A, [0], 8), TypeError, "dst_indices is None; it must be whole numbers"),  # type: ignore[arg-type]
     (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
-    (lambda: Queue("host").record()._comes_after(None), TypeError, "point is None; it must be the `_point`"),
     (lambda: Event._over(error="x"), TypeError, "error is 'x'; it must be an exception"),
     (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
     (lambda: pinning.memory_info(int), TypeError, "is a class; give an object of it"),

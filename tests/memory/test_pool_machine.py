@@ -188,7 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert reserved <= self.pool.reserved or not must
         self.forget_what_went_back()
         self.made += 1
-        held = Held(allocation, Node(set(), event) if event._point is None else line.add(after, event), self.made)
+        held = Held(allocation, Node(set(), event) if event._position == 0 else line.add(after, event), self.made)
         taken = self.taken()
         assert allocation.size == size
         assert not taken & set(held.grains), "somebody has that"

@@ -235,6 +235,44 @@ void writes_that_are_pending(unsigned seed) {
   }
 }
 
+/// What an event comes after stays short, however long the chain: pending work of two queues, and finished work of one
+/// that is out of order.
+void histories_stay_short(VendorDevice& device) {
+  class Gate final : public Operation {
+   public:
+    explicit Gate(std::uint32_t const& word) : word_(word) {}
+    void submit(VendorQueue& queue) override { queue.wait_value(address(&word_), 1); }
+    Span written() const noexcept override { return {}; }
+
+   private:
+    std::uint32_t const& word_;
+  };
+  auto const length = [](Event const& event) {
+    Dependencies history;
+    event.add_history(history);
+    return history.size();
+  };
+  auto const one = Queue::make(device, true), other = Queue::make(device, true), any = Queue::make(device, false);
+  std::uint32_t open = 0;
+  one->first().submit_uncaptured(std::make_unique<Gate>(open), {});
+  Event event = one->record();
+  for (int i = 0; i < 2000; ++i) {
+    Queue& next = i % 2 == 0 ? *other : *one;
+    next.wait({&event});
+    event = next.record();
+  }
+  expect(!event.is_over() && length(event) == 2, "pending work has a long history");
+  std::atomic_ref<std::uint32_t>{open}.store(1);
+  event.wait();
+  for (int i = 0; i < 1000; ++i) {
+    any->wait({&event});
+    event = any->record();
+    event.wait();
+  }
+  expect(length(event) < 200, "finished work has a long history");
+  for (Queue* each : {one.get(), other.get(), any.get()}) each->close();
+}
+
 /// Threads that use as much at once as a pool may reserve, of several devices: none is refused, because what is free, or
 /// being given back by another thread, makes room.
 void a_pool_that_is_full(std::chrono::duration<double> time) {
@@ -302,6 +340,7 @@ int main(int count, char** arguments) {
   VendorDevice& device = vendor_device("host:0");
   writes_that_are_pending(seed);
   a_source_that_refuses_everything();
+  histories_stay_short(device);
   a_pool_that_is_full(std::chrono::duration<double>(seconds / 4));
   {
     Queues queues;

@@ -119,7 +119,7 @@ def test_an_event_made_by_itself_is_over() -> None:
     event = Event()
     assert event.done()
     event.wait()
-    assert (event._point, event.queue, len(event._history)) == (None, None, 0)
+    assert (event._position, event.queue) == (0, None)
     with pytest.raises(PinningError, match="has no time"):
         event.elapsed(event)
 
@@ -289,7 +289,6 @@ def test_a_long_chain_is_no_burden(device: FakeMemoryDevice) -> None:
         event = one.submit(work)
         for _ in range(5_000):
             event = other.submit(None, [one.submit(None, [event])])
-        assert len(event._history) == 2
         device.let_go()
         event.wait()
         del event
@@ -317,16 +316,6 @@ def test_an_event_outlives_its_queue(device: FakeMemoryDevice) -> None:
     assert event.done()
     with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
         failing.wait()
-
-
-def test_history_does_not_grow_for_ever(device: FakeMemoryDevice) -> None:
-    with Queue(device, "out_of_order") as queue:
-        event = queue.submit(work)
-        for _ in range(1000):
-            event = queue.submit(work, [event, queue.submit(work)])
-            device.release()
-        assert len(event._history) < 200
-        device.let_go()
 
 
 def test_events_that_are_only_waited_for_by_queues_do_not_pile_up(device: FakeMemoryDevice) -> None:

@@ -22,8 +22,9 @@ from fake_device import WAIT, Background, FakeDevice, in_threads
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
 from pinning.conformance.faults import eventually
-from pinning.queues import Event, Queue, as_queue, default_queue, uses
+from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.lane import Lane
+from pinning.queues.pending import uses
 from queue_work import Thing, work
 
 HOST = pinning.device("host:0")
@@ -68,7 +69,7 @@ def test_out_of_order_work_comes_after_nothing_that_it_does_not_wait_for(device:
     with Queue(device, "out_of_order") as queue:
         events = [queue.submit(work) for _ in range(20)]  # more than it has lanes
         last = queue.submit(work, [events[3]])
-        assert [last._comes_after(event._point) for event in events if event._point] == [at == 3 for at in range(20)]
+        assert [last._comes_after(event) for event in events] == [at == 3 for at in range(20)]
         device.let_go()
 
 

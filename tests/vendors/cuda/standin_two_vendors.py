@@ -43,7 +43,7 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
         assert not any(event.done() for event in (begun, copied, cleared, returned, both))
         go.set()
         both.wait()
-        assert both._comes_after(begun._point)  # type: ignore[arg-type]
+        assert both._comes_after(begun)
     assert (values == 9).all()
     assert (back == 7).all()
 
