@@ -166,7 +166,10 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name as one o
 
     def __getattr__(name: str) -> object:
         if name in _ON_DEMAND:
-            return import_module(f"pinning.{name}")
+            try:
+                return import_module(f"pinning.{name}")
+            except ImportError as error:  # a library is missing: `hasattr` and `help` go on without it
+                raise AttributeError(str(error)) from error
         if name in _MODULE_OF:
             value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
             return value

@@ -277,6 +277,11 @@ class Rings : public Staging {
     std::lock_guard const guard(mutex_);
     return bytes_ == 0;
   }
+  bool has_room(StagingLimits const& limits) noexcept override {
+    std::lock_guard const guard(mutex_);
+    auto const may_have = [&](auto const& ring) { return !ring->broken && ring->size != 0 && ring->size <= limits.ring_bytes; };
+    return std::any_of(rings_.begin(), rings_.end(), may_have) || size_of_new(limits) != 0;
+  }
 
  private:
   enum class Blocks : bool { no, yes };
@@ -312,6 +317,7 @@ class Rings : public Staging {
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   std::optional<Use> make_ring(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
+  std::uint64_t size_of_new(StagingLimits const& limits) const noexcept;
   /// (mutex_) How much of an idle ring to use: less if more rings are busy, so that their blocks stay in the caches.
   std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
     auto const works = [&](auto const& each) { return &*each != &ring && !each->broken && !idle(threads, *each); };
@@ -527,6 +533,14 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
   return make_ring(threads, queue, blocks, limits);
 }
 
+/// The bytes of a new ring's blocks; 0 if there is no room for any. (mutex_)
+std::uint64_t Rings::size_of_new(StagingLimits const& limits) const noexcept {
+  std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
+  std::uint64_t size = limits.ring_bytes;
+  while (size > room / 4 && size / 2 >= std::min(limits.ring_bytes, least_ring)) size /= 2;  // leaves some for other queues
+  return size > room || size < slice_bytes ? 0 : size;
+}
+
 /// A new ring, if there is memory for it.
 std::optional<Rings::Use> Rings::make_ring(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
                                            StagingLimits const& limits) {
@@ -534,11 +548,8 @@ std::optional<Rings::Use> Rings::make_ring(CopyThreads& threads, std::uint64_t q
   ring->device = this;
   if (blocks == Blocks::yes) {
     std::lock_guard const guard(mutex_);
-    std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
-    std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
-    ring->size = limits.ring_bytes;
-    while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // leave room for other queues
-    if (ring->size > room || ring->size < slice_bytes) return std::nullopt;
+    ring->size = size_of_new(limits);
+    if (ring->size == 0) return std::nullopt;
     bytes_ += ring->size;
   }
   auto const refused = [&] {

@@ -106,7 +106,11 @@ def no_room(device: MemoryDevice) -> str:
 
 def staging_refusal(device: MemoryDevice) -> str | None:
     """The limit that leaves no room for a staging ring; None if there is a ring, or no such limit."""
-    limit = lock_limit_of(device) if staging_of(device).empty else None
+    staging = staging_of(device)
+    if not staging.has_room(costs):
+        sizes = f"costs.ring_bytes {costs.ring_bytes} and costs.staging_bytes {costs.staging_bytes}"
+        return f"{sizes} leave no room for a ring"
+    limit = lock_limit_of(device) if staging.empty else None
     free = costs.ring_bytes if limit is None else limit.limit - limit.used
     if limit is None or free >= costs.ring_bytes:
         return None

@@ -221,9 +221,12 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 
 
 def default_context(device: Device | str | None = None) -> Context:
-    """The context of one device alone, the same each time; of the default device when None."""
+    """The context of one device alone, the same until it is closed; of the default device when None."""
     found = default_device() if device is None else device_of_name(device)
-    return _default_contexts.get(found)
+    context = _default_contexts.get(found)
+    while context.closed:
+        context = _default_contexts.anew(found, context)
+    return context
 
 
 _default_contexts = PerDevice(Context)

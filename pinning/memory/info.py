@@ -9,6 +9,7 @@ from typing import NamedTuple, SupportsIndex, TypeGuard
 
 import numpy
 
+from pinning.errors import InvalidRangeError
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import devices
 from pinning.memory.allocation import Allocation, devices_used, find
@@ -61,9 +62,12 @@ def memory_info(ptr: Buffer | Allocation) -> AllocationInfo | None:
     Raises
     ------
     InvalidRangeError
-        It is memory that sleeps and was not allocated by `alloc`: nothing is there until it wakes.
+        An allocation that was freed, or memory that sleeps and was not allocated by `alloc`, where nothing is until it
+        wakes.
     """
     if isinstance(ptr, Allocation):
+        if ptr.freed:
+            raise InvalidRangeError(f"{ptr!r}: its address may be another allocation's by now; give a number to ask")
         ptr = ptr.ptr
     address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:

@@ -110,12 +110,16 @@ class QuietPool(Pool):
 
 
 def default_pool(device: Device | str, kind: MemoryKindLike) -> Pool:
-    """The pool of a device's default context for memory of one kind, the same each time."""
+    """The pool of a device's default context for memory of one kind, the same until it is closed."""
     return _default_pool(device_of_name(device), kind_named(kind))
 
 
 def _default_pool(device: Device, kind: MemoryKind) -> Pool:
-    return _default_pools[id(kind)].get(device)  # an enum's own hash takes longer than all else here
+    pools = _default_pools[id(kind)]  # an enum's own hash takes longer than all else here
+    pool = pools.get(device)
+    while pool.closed:
+        pool = pools.anew(device, pool)
+    return pool
 
 
 _default_pools = {id(kind): PerDevice(partial(QuietPool, kind=kind)) for kind in MemoryKind}

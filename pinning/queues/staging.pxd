@@ -76,6 +76,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         unique_ptr[CBlock] borrow(uint64_t at_most, const CopyLimits& limits) except +raise_in_python
         uint64_t trim() except +raise_in_python
         bool empty() noexcept
+        bool has_room(const CopyLimits& limits) noexcept
 
     CStaging& staging(VendorDevice& device) except +raise_in_python
     uint64_t trim_stagings() except +raise_in_python

@@ -61,6 +61,10 @@ cdef class Staging:
         """Whether it has no pinned memory."""
         return self.staging.empty()
 
+    def has_room(self, costs: object) -> bool:
+        """Whether there are rings that a copy may have, or `costs` leave room for more."""
+        return self.staging.has_room(limits_of(costs))
+
 
 def staging_of(device: MemoryDevice) -> Staging:
     """The `Staging` of a device."""

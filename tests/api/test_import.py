@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -45,6 +46,17 @@ def test_what_comes_later_is_there_all_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", ["arena", "arrays", "build", "files"])
 def test_packages_are_attributes_of_the_package(name: str) -> None:
     assert f"pinning.{name}" in imported_by(f"import pinning; assert pinning.{name}.__name__ == 'pinning.{name}'")
+
+
+def test_the_package_can_be_looked_at_without_the_libraries_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pinning, "cupy", raising=False)
+    monkeypatch.delitem(sys.modules, "pinning.cupy", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert not hasattr(pinning, "cupy") and "cupy" in dir(pinning)
+    with pytest.raises(AttributeError, match="cupy needs"):
+        _ = pinning.cupy
+    with pytest.raises(ImportError, match="cupy needs"):
+        importlib.import_module("pinning.cupy")
 
 
 def test_all_that_is_public_can_be_had_by_a_star() -> None:

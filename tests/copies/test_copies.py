@@ -522,7 +522,7 @@ def test_threads_stage_in_queues_of_their_own(device: FakeMemoryDevice) -> None:
 @pytest.mark.parametrize(
     ("limit", "value", "path"),
     [("ring_bytes", 1000, "plain"), ("ring_bytes", 256 * KIB, "staged"), ("ring_bytes", 256 * KIB + 1, "staged"),
-     ("staging_bytes", MIB, "plain")],
+     ("staging_bytes", MIB, "plain"), ("staging_bytes", 4 * MIB, "staged")],
 )  # fmt: skip
 def test_rings_smaller_than_a_chunk_and_a_bound_on_all(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, path: str
@@ -530,11 +530,13 @@ def test_rings_smaller_than_a_chunk_and_a_bound_on_all(
     monkeypatch.setattr(costs, limit, value)
     array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
     with pinning.alloc(SIZE, device=device) as there:
+        plans = [pinning.explain(there, array, queue=queue)]
         copy = pinning.copy_async(there, array, queue=queue)
         last = pinning.copy_async(back, there, queue=queue)
         run(device, last.done)
-        assert copy.path == path
-        assert (limit == "staging_bytes") == (f"{MIB} bytes for staging are in use" in copy.reason)
+        plans.append(pinning.explain(there, array, queue=queue))
+        assert {copy.path, *(plan.path for plan in plans)} == {path}
+        assert all((path == "plain") == (f"costs.{limit} {value}" in each.reason) for each in (copy, *plans))
         assert (back == array).all()
 
 

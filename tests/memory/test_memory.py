@@ -36,7 +36,7 @@ from pinning import (
     VendorError,
 )
 from pinning.conformance.faults import eventually
-from pinning.memory import default_context
+from pinning.memory import default_context, default_pool
 from queue_work import program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
@@ -638,6 +638,24 @@ def test_ordinary_memory_and_no_memory_at_all() -> None:
         assert pinning.memory_info(address) is None
     with pytest.raises(TypeError):
         pinning.memory_info("here")  # type: ignore[arg-type]
+    freed = pinning.alloc(8, device="host")
+    freed.free()
+    with pytest.raises(InvalidRangeError, match="may be another allocation's"):
+        pinning.memory_info(freed)
+
+
+def test_a_default_context_or_pool_that_is_closed_is_made_anew(fake: FakeMemoryDevice) -> None:
+    pool = default_pool(fake, HOST)
+    with pool, pinning.Queue(fake) as queue:
+        queue.free(queue.alloc(8, HOST)[0])
+    with pinning.Queue(fake) as queue:
+        memory, _ = queue.alloc(8, HOST)
+        assert memory.pool is default_pool(fake, HOST) is not pool
+        queue.free(memory)
+    default_pool(fake, HOST).close()
+    default_context(fake).close()
+    with pinning.alloc(8, HOST, device=fake) as anew:
+        assert anew.context is default_context(fake) is not pool.context
 
 
 def test_memory_that_others_locked_is_theirs() -> None:

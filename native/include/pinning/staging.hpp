@@ -99,6 +99,8 @@ class Staging {
   virtual std::uint64_t trim() = 0;
   /// Whether it has no pinned blocks: at most rings for copies within the host, which need none.
   virtual bool empty() noexcept = 0;
+  /// Whether there are blocks that a copy may have, if they are idle, or the limits leave room for more.
+  virtual bool has_room(StagingLimits const& limits) noexcept = 0;
 };
 
 /// The staging of a device, always the same one; objects for the same device in the same context share it.
