@@ -25,13 +25,6 @@ pinning_region in_c(pinning::Region const& region) noexcept {
           region.piece,          region.references, region.external};
 }
 
-pinning::Registrar* registrar_of(pinning::PinnedMap& map, void const* self) {
-  return map.find_registrar([&](pinning::Registrar& each) {
-    auto const* const ours = dynamic_cast<pinning::CRegistrar*>(&each);
-    return ours != nullptr && ours->self() == self;
-  });
-}
-
 pinning::VendorDevice& gpu(int device) { return pinning::vendor_device("cuda:" + std::to_string(device)); }
 
 }  // namespace
@@ -121,20 +114,13 @@ pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* 
     if (registrar == nullptr || registrar->add == nullptr || registrar->remove == nullptr) {
       throw InvalidArgument("a registrar needs its two functions, and at least one of them is null");
     }
-    auto& all = *given(map).map;
-    if (registrar_of(all, registrar->self) != nullptr) {
-      throw InvalidArgument("a registrar of this map has that `self` already");
-    }
-    all.add_registrar(std::make_unique<pinning::CRegistrar>(*registrar));
+    given(map).map->add_registrar(std::make_unique<pinning::CRegistrar>(*registrar));
   });
 }
 
 pinning_status pinning_remove_registrar(pinning_map* map, void const* self) noexcept {
   return guarded([&] {
-    auto& all = *given(map).map;
-    auto* const registrar = registrar_of(all, self);
-    if (registrar == nullptr) throw InvalidArgument("no registrar of this map has that `self`");
-    all.remove_registrar(*registrar);
+    if (!given(map).map->remove_registrar(self)) throw InvalidArgument("no registrar of this map has that `self`");
   });
 }
 

@@ -13,7 +13,7 @@ class CRegistrar : public Registrar {
   explicit CRegistrar(pinning_registrar const& functions)
       : functions_(functions), name_(functions.name == nullptr ? "without a name" : functions.name) {}
 
-  void* self() const noexcept { return functions_.self; }
+  void const* self() const noexcept override { return functions_.self; }
   std::uint64_t piece() const noexcept override { return functions_.piece; }
 
   void* add(Address ptr, std::uint64_t size) override {

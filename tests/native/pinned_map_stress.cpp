@@ -337,20 +337,44 @@ void a_registrar_goes_while_it_is_added() {
   PinnedMap map(vendor);
   map.lock(0x1000, 100);
   map.lock(0x2000, 100);
-  std::jthread const adder([&] { map.add_registrar(std::make_unique<Slow>()); });
+  auto slow = std::make_unique<Slow>();
+  void const* const self = slow->self();
+  std::jthread const adder([&] { map.add_registrar(std::move(slow)); });
   while (told == 0) std::this_thread::yield();
-  auto const any = [&] { return map.find_registrar([](pinning::Registrar&) { return true; }); };
-  pinning::Registrar* const registrar = any();
   std::atomic<bool> removed = false;
   std::jthread const remover([&] {
-    map.remove_registrar(*registrar);
+    expect(map.remove_registrar(self), "it is there");
     removed = true;
   });
-  while (any() != nullptr) std::this_thread::yield();
+  while (map.has_registrar(self)) std::this_thread::yield();
   expect(!removed, "it is not removed while it is told");
   goes_on = true;
   while (!removed) std::this_thread::yield();
   expect(told == 1 && known == 0, "it is told of no more, and knows nothing");
+  expect(!map.remove_registrar(self), "it is gone");
+}
+
+/// Of two threads that add a registrar of the same library, one is refused.
+void a_registrar_is_added_once() {
+  static char library;
+  struct Same : pinning::Registrar {
+    void const* self() const noexcept override { return &library; }
+    void* add(Address, std::uint64_t) override { return nullptr; }
+    void remove(void*) override {}
+  };
+  for (int i = 0; i < 200; ++i) {
+    Vendor vendor;
+    PinnedMap map(vendor);
+    std::atomic<int> refused = 0, ready = 0;
+    auto const add = [&] {
+      for (++ready; ready < 2;) std::this_thread::yield();
+      refused += throws<pinning::InvalidArgument>([&] { map.add_registrar(std::make_unique<Same>()); });
+    };
+    {
+      std::jthread const first(add), second(add);
+    }
+    expect(refused == 1, "one of two is refused");
+  }
 }
 
 // ---- waiting for other threads ----
@@ -1284,6 +1308,7 @@ int main(int argc, char** argv) {
   memory_of_several_devices_leaves();
   a_region_goes_while_a_registrar_is_told_of_it();
   a_registrar_goes_while_it_is_added();
+  a_registrar_is_added_once();
   memory_leaves();
   registered_memory_leaves();
   memory_leaves_while_it_is_locked();

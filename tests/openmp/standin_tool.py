@@ -379,6 +379,39 @@ def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
     mover.result()
 
 
+def test_memory_is_not_freed_while_another_thread_gives_its_lock_back_for_the_budget(
+    standin: StandIn, memory: Memory
+) -> None:
+    move(memory, 0, 4, times=2)
+    other = Memory(254)  # of 256 that the budget allows
+    move(other, 0, 254)
+    standin.configure("delay=cuMemHostUnregister:300")
+    mover = Background(lambda: move(other, 0, 254))
+    standin.wait_for("cuMemHostUnregister")
+    memory.unmap(3)
+    assert locked(standin, memory) == set()
+    mover.result()
+    assert locked(standin, other) == {(0, 254)}
+    assert libc.munmap(other.ptr, other.size) == 0
+
+
+def test_no_transfer_crosses_locks_that_another_thread_gives_back_for_the_budget(standin: StandIn) -> None:
+    for _ in range(4):  # in every other one it meets a lock that the other thread has just begun to give back
+        memory, other = Memory(16), Memory(256)  # all that the budget allows
+        for first in (0, 4, 8, 12):
+            move(memory, first, 4, times=2)
+        move(other, 0, 256)
+        standin.configure("delay=cuMemHostUnregister:50")
+        mover = Background(lambda other=other: move(other, 0, 256))
+        standin.wait_for("cuMemHostUnregister")
+        with runtime.to_device(at(memory, 2), 12 * PAGE):
+            assert locked(standin, memory) == set()
+        standin.configure()
+        mover.result()
+        for each in (memory, other):
+            assert libc.munmap(each.ptr, each.size) == 0
+
+
 @pytest.mark.parametrize("what", ["a free", "a transfer that crosses it"])
 def test_a_lock_is_not_undone_while_a_transfer_in_it_is_being_submitted(
     standin: StandIn, memory: Memory, what: str

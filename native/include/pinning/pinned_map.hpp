@@ -151,22 +151,18 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void unregister(Address ptr);
 
   /// From now on add every region that this map locks, or has locked, to `registrar`: from before the call that locks
-  /// it returns until after the last unlock has begun. (Not external regions.) Throws what the registrar throws; then
-  /// nothing stays added.
+  /// it returns until after the last unlock has begun. (Not external regions.) Throws what the registrar throws, or
+  /// InvalidArgument if the map has one with that `self`; then nothing stays added.
   void add_registrar(std::unique_ptr<Registrar> registrar);
 
   /// Remove everything that was added to a registrar, and destroy it in any case. Throws its first error at the end.
   /// Without `wait`, one that other threads are calling is never destroyed, and what they add stays added.
-  void remove_registrar(Registrar& registrar, bool wait = true);
-
-  /// The first registrar for which `matches` is true; null if there is none.
-  template <class Matches>
-  Registrar* find_registrar(Matches&& matches) {
+  void remove_registrar(Registrar& registrar, bool wait = true) { remove_registrar(registrar.self(), wait); }
+  /// The same by `Registrar::self`; false if there is none. In a forked child there is nothing to remove.
+  bool remove_registrar(void const* self, bool wait = true);
+  bool has_registrar(void const* self) const {
     std::lock_guard const guard(mutex_);
-    for (auto const& each : registrars_) {
-      if (matches(*each)) return each.get();
-    }
-    return nullptr;
+    return registrar_of(self) != nullptr;
   }
 
   /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has
@@ -399,6 +395,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void register_with_all(Address start, Registered& registered);
   // With the mutex:
   void register_existing(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
+  Registrar* registrar_of(void const* self) const noexcept;
   bool has(Registrar const& registrar) const noexcept;
   std::unique_ptr<Registrar> take_out(Registrar& registrar) noexcept;
   void take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar, bool wait = true);

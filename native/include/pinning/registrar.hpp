@@ -15,6 +15,9 @@ class Registrar {
  public:
   virtual ~Registrar() = default;
 
+  /// What tells it from the others of a map.
+  virtual void const* self() const noexcept { return this; }
+
   /// The most bytes that it takes at once; 0: any.
   virtual std::uint64_t piece() const noexcept { return 0; }
 

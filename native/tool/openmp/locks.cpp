@@ -88,16 +88,19 @@ std::optional<Range> Locks::before_transfer(int number, Device& device, Range co
   Range buffer = moved;
   Refusal refusal;
   auto locks = cleared(guard, moved, true);
-  if (!locks.empty() && !is_inside(moved, locks)) {
-    refusal = {Kind::rule, "it crosses a lock of others, or one that the vendor refuses to unlock"};
-  } else if (locks.empty()) {
+  if (locks.empty()) {
     buffer = due(mappings_.find(number, moved, device_ptr), moved);
     if (!buffer.empty()) locks = cleared(guard, buffer, false);
     if (!locks.empty() && !is_inside(buffer, locks)) {
       refusal = {Kind::rule, "the program, or others, have locked a part of it"};
+      locks = cleared(guard, moved, true);  // others may have locked some of it while this thread waited
+      if (!locks.empty()) buffer = moved, refusal = {};
     } else if (locks.empty() && crosses_a_transfer(buffer)) {
       refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
     }
+  }
+  if (!locks.empty() && !is_inside(buffer, locks)) {
+    refusal = {Kind::rule, "it crosses a lock of others, or one that the vendor refuses to unlock"};
   }
   std::list<Transfer> transfer{{moved}};  // made first: once the lock is taken nothing may fail
   if (!buffer.empty() && refusal.kind == Kind::none) {
@@ -218,14 +221,7 @@ bool Locks::is_changing(Range const& range) const noexcept {
 /// Release the locks that a range crosses, once nothing changes there; those of the program's own only if
 /// `requested_too`. Returns what is left: the lock that contains it, or those that stay in its way.
 std::vector<Range> Locks::cleared(Guard& guard, Range const& range, bool requested_too) {
-  for (bool waited = false, tried = false;;) {
-    await(guard, range);
-    if (map() == nullptr) return {};
-    if (!waited && map()->is_changing(range.start, range.size())) {  // by others, or for the budget
-      waited = true;
-      change(guard, {range}, [] {}, [&] { map()->await_changes(range.start, range.size()); });
-      continue;
-    }
+  for (bool tried = false;;) {
     auto locks = locks_in(guard, range);
     if (locks.empty() || is_inside(range, locks) || tried || (!requested_too && is_requested(locks))) return locks;
     tried = true;
@@ -267,13 +263,22 @@ std::vector<Range> Locks::locks_in(Guard& guard, Range const& range) {
   for (;;) {
     await(guard, range);
     std::vector<Range> locks;
-    if (map() == nullptr) return locks;
-    for (Region const& each : map()->overlapping(range.start, range.size(), true)) {
+    PinnedMap* const map = this->map();
+    if (map == nullptr) return locks;
+    std::uint64_t const changes = map->changes();
+    if (map->is_changing(range.start, range.size())) {  // by others, or for the budget; not among those that overlap
+      change(guard, {range}, [] {}, [&] { map->await_changes(range.start, range.size()); });
+      continue;
+    }
+    for (Region const& each : map->overlapping(range.start, range.size(), true)) {
       locks.push_back({each.start, each.start + each.whole});
     }
     auto const changing = std::ranges::find_if(locks, [&](Range const& each) { return is_changing(each); });
-    if (changing == locks.end()) return locks;
-    await(guard, *changing);
+    if (changing != locks.end()) {
+      await(guard, *changing);
+    } else if (map->changes() == changes) {
+      return locks;
+    }
   }
 }
 
@@ -432,9 +437,11 @@ bool Locks::release(Hold const& hold, bool keep) noexcept {
   return reported(hold.ptr, [&] { map()->unlock(hold, keep); });
 }
 
-/// Have a lock without a user unlocked.
+/// Have a lock without a user unlocked; if another thread is doing so, wait for that.
 bool Locks::give_back(Range const& lock) noexcept {
-  return reported(lock.start, [&] { map()->give_back_idle(lock.start); });
+  return reported(lock.start, [&] {
+    if (!map()->give_back_idle(lock.start)) map()->await_changes(lock.start, lock.size());
+  });
 }
 
 /// The map of the first device that locks: a lock for one is valid for all of the vendor. Null if it cannot be opened.

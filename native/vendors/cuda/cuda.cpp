@@ -297,7 +297,7 @@ class CudaDevice : public VendorDevice {
     }
     bool const foreign = where != context();
     auto spares = foreign ? std::make_shared<SpareEvents>(driver_, where) : spare_events(where);
-    return std::make_unique<Queue>(driver_, where, queues_, std::move(spares), moves_parts(), handle, foreign);
+    return std::make_unique<Queue>(driver_, where, queues_, std::move(spares), moves_parts() && !foreign, handle, foreign);
   }
 
  private:

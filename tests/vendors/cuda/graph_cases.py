@@ -135,7 +135,7 @@ def test_a_stream_that_is_first_adopted_under_capture(case: Case, mode: str) -> 
     # It is the same stream after the capture: a copy reads what an earlier one in it writes.
     case.fill(1)
     with pinning.Queue.adopt(stream.handle, device) as again, pinning.alloc(SMALL, device=device) as memory:
-        adopted.call(lambda: release.wait(60))
+        adopted.call(lambda: release.wait(10))
         pinning.copy_async(case.pageable, case.memory, queue=adopted)
         copy = pinning.copy_async(memory, case.pageable, SMALL, queue=again)
         release.set()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 from captures import Graph
+from cuda.bindings import driver as cuda
 from graph_cases import ended
 
 import c_api
@@ -61,6 +62,25 @@ def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, en
     assert (back == host).all()
     assert copy.path == "direct"
     standin.configure()
+
+
+def test_no_kernel_is_loaded_into_a_context_of_the_programs_own(standin: StandIn) -> None:
+    cuda.cuInit(0)
+    _, context = cuda.cuCtxCreate(None, 0, cuda.cuDeviceGet(0)[1])
+    _, stream = cuda.cuStreamCreate(1)
+    cuda.cuCtxPopCurrent()
+    host, order = noise((64, BLOCK)), numpy.arange(64)
+    with (
+        pinning.alloc(host.nbytes, device="cuda:0") as there,
+        pinning.lock(host, device="cuda:0"),
+        pinning.Queue.adopt(int(stream), "cuda:0") as queue,
+    ):
+        standin.configure()
+        pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue)
+        assert moved(standin) == ["cuMemcpyBatchAsync"] and not standin.calls("cuModuleLoadData")
+    standin.configure()
+    cuda.cuStreamDestroy(stream)
+    cuda.cuCtxDestroy(context)
 
 
 def test_what_the_batch_call_refuses_is_copied_one_by_one(standin: StandIn, queue: pinning.Queue) -> None:

@@ -28,6 +28,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   std::exception_ptr refused;
   std::unique_ptr<Registrar> removed;
   std::unique_lock guard(mutex_);
+  if (registrar_of(added.self()) != nullptr) throw InvalidArgument("a registrar of this map has that `self` already");
   registrars_.push_back(std::move(registrar));
   any_registrars_ = true;
   ++added.uses;  // until all regions are added: its removal waits for that
@@ -52,15 +53,24 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   std::rethrow_exception(refused);
 }
 
-inline void PinnedMap::remove_registrar(Registrar& registrar, bool wait) {
-  if (is_parents()) return;
+inline bool PinnedMap::remove_registrar(void const* self, bool wait) {
+  if (is_parents()) return true;
   auto const destroy = [](Registrar* each) {
     if (each->uses == 0) delete each;
   };
   std::unique_ptr<Registrar, decltype(destroy)> removed;  // destroyed without the mutex
   std::unique_lock guard(mutex_);
-  removed.reset(take_out(registrar).release());
-  if (removed) take_back_all(guard, *removed, wait);
+  Registrar* const registrar = registrar_of(self);
+  if (registrar == nullptr) return false;
+  removed.reset(take_out(*registrar).release());
+  take_back_all(guard, *removed, wait);
+  return true;
+}
+
+inline Registrar* PinnedMap::registrar_of(void const* self) const noexcept {
+  auto const entry = std::find_if(registrars_.begin(), registrars_.end(),
+                                  [&](auto const& each) { return each->self() == self; });
+  return entry == registrars_.end() ? nullptr : entry->get();
 }
 
 inline bool PinnedMap::has(Registrar const& registrar) const noexcept {
