@@ -32,8 +32,8 @@ inline std::optional<bool> read_switch(char const* name, bool otherwise) noexcep
 /// As `read_switch`; another value is reported on standard error and counts as `otherwise`. Does not allocate.
 inline bool is_switched_on(char const* name, bool otherwise) noexcept {
   if (auto const on = read_switch(name, otherwise)) return *on;
-  char const* const texts[] = {"pinning: ", name, "=", setting(name), " means nothing: give one of off, on; ",
-                               otherwise ? "on" : "off", " counts\n"};
+  char const* const texts[] = {"pinning: ", name, "=", setting(name), " means nothing: give one of off, on; `",
+                               otherwise ? "on" : "off", "` is used\n"};
   iovec parts[std::size(texts)];
   for (std::size_t i = 0; i < std::size(texts); ++i) parts[i] = {const_cast<char*>(texts[i]), std::strlen(texts[i])};
   [[maybe_unused]] auto const written = writev(STDERR_FILENO, parts, std::size(parts));

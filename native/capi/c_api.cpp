@@ -35,8 +35,9 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
   return guarded([&] {
     room(map);
     pinning::check_alone();
-    if (locker != nullptr) pinning::check_fields(*locker, "pinning_locker");
-    if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
+    if (locker == nullptr) throw InvalidArgument("the locker is null; give one with its three functions");
+    pinning::check_fields(*locker, "pinning_locker");
+    if (locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
       throw InvalidArgument("a locker needs its three functions, and at least one of them is null");
     }
     auto calls = std::make_unique<pinning::CLocker>(*locker);
@@ -110,8 +111,9 @@ pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexce
 
 pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* registrar) noexcept {
   return guarded([&] {
-    if (registrar != nullptr) pinning::check_fields(*registrar, "pinning_registrar");
-    if (registrar == nullptr || registrar->add == nullptr || registrar->remove == nullptr) {
+    if (registrar == nullptr) throw InvalidArgument("the registrar is null; give one with its two functions");
+    pinning::check_fields(*registrar, "pinning_registrar");
+    if (registrar->add == nullptr || registrar->remove == nullptr) {
       throw InvalidArgument("a registrar needs its two functions, and at least one of them is null");
     }
     given(map).map->add_registrar(std::make_unique<pinning::CRegistrar>(*registrar));

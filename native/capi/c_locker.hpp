@@ -8,17 +8,18 @@
 
 namespace pinning {
 
-/// Call a function of the program; a status other than PINNING_OK goes to `refused`, with its text. A number that is no
-/// status is PINNING_UNKNOWN_ERROR.
+/// Call the program's function `name`; a status other than PINNING_OK goes to `refused`, with its text. A number that is
+/// no status is PINNING_UNKNOWN_ERROR.
 template <class Function, class Refused>
-void call_c(Function&& function, Refused&& refused) {
+void call_c(char const* name, Function&& function, Refused&& refused) {
   unsigned const before = failures();
   pinning_status const status = function();
   if (status == PINNING_OK) return;
   bool const is_known = status <= PINNING_UNKNOWN_ERROR;
-  std::string const text = failures() != before ? pinning_last_error()
-                           : is_known           ? pinning_error_string(status)
-                                      : "it returned " + std::to_string(status) + ", which is no pinning_status";
+  std::string const text =
+      failures() != before ? pinning_last_error()
+      : is_known ? pinning_error_string(status)
+                 : std::string(name) + " returned " + std::to_string(status) + ", which is no pinning_status";
   refused(is_known ? status : PINNING_UNKNOWN_ERROR, text.c_str());
 }
 
@@ -28,18 +29,18 @@ class CLocker : public Locker {
 
   Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     void* device_ptr = nullptr;
-    call([&] { return functions_.lock(functions_.self, pointer(ptr), size, &device_ptr); });
+    call("the locker's lock", [&] { return functions_.lock(functions_.self, pointer(ptr), size, &device_ptr); });
     return reinterpret_cast<Address>(device_ptr);
   }
 
   void unlock(Address ptr) override {
-    call([&] { return functions_.unlock(functions_.self, pointer(ptr)); });
+    call("the locker's unlock", [&] { return functions_.unlock(functions_.self, pointer(ptr)); });
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
     pinning_pinned pinned{};
     bool found = true;
-    call([&] {
+    call("the locker's is_pinned", [&] {
       pinning_status const status = functions_.is_pinned(functions_.self, pointer(ptr), &pinned);
       found = status == PINNING_OK;
       return status == PINNING_NOT_LOCKED ? PINNING_OK : status;
@@ -50,8 +51,8 @@ class CLocker : public Locker {
 
  private:
   template <class Function>
-  static void call(Function&& function) {
-    call_c(function, [](pinning_status status, char const* text) {
+  static void call(char const* name, Function&& function) {
+    call_c(name, function, [](pinning_status status, char const* text) {
       if (status == PINNING_ALREADY_PINNED) throw AlreadyPinned(text);
       throw CError(status, text);
     });

@@ -18,17 +18,17 @@ class CRegistrar : public Registrar {
 
   void* add(Address ptr, std::uint64_t size) override {
     void* handle = nullptr;
-    call([&] { return functions_.add(functions_.self, reinterpret_cast<void*>(ptr), size, &handle); });
+    call("its add", [&] { return functions_.add(functions_.self, reinterpret_cast<void*>(ptr), size, &handle); });
     return handle;
   }
   void remove(void* handle) override {
-    call([&] { return functions_.remove(functions_.self, handle); });
+    call("its remove", [&] { return functions_.remove(functions_.self, handle); });
   }
 
  private:
   template <class Function>
-  void call(Function&& function) {
-    call_c(function, [&](pinning_status status, char const* text) {
+  void call(char const* name, Function&& function) {
+    call_c(name, function, [&](pinning_status status, char const* text) {
       throw CError(status, ("the registrar " + name_ + " refused: " + text).c_str());
     });
   }

@@ -30,7 +30,9 @@ inline VendorDevice& device_of(pinning_map& map) {
 /// One range.
 class RangeWork {
  public:
-  RangeWork(void* dst, void const* src, std::size_t size) : dst_(word(dst)), src_(word(src)), size_(size) {}
+  RangeWork(void* dst, void const* src, std::size_t size) : dst_(word(dst)), src_(word(src)), size_(size) {
+    if (size == 0) throw InvalidRange("size is 0; a copy needs at least 1 byte");
+  }
 
   Span host_span() const noexcept { return {request_.host(), request_.host() + size_}; }
   void look(PinnedMap& map, Queue& queue, Events const& after) {

@@ -231,7 +231,9 @@ class Arena(Space):
         Raises
         ------
         InvalidRangeError
-            It is closed, or has fewer than `nbytes` bytes.
+            It has fewer than `nbytes` bytes.
+        PinningError
+            It is closed.
         TimeoutError
             It takes longer.
         LockLimitError
@@ -318,12 +320,12 @@ class Arena(Space):
         Raises
         ------
         InvalidRangeError
-            A size below 1, an alignment that is no power of two, or a closed arena.
+            A size below 1, or an alignment that is no power of two.
         PoolLimitError
             No free block is large enough; the message has the figures.
         PinningError
-            In a forked child, or in a process that joined a segment without a `part` of its own, where the allocations
-            of other processes are not known.
+            It is closed. Or in a forked child, or in a process that joined a segment without a `part` of its own, where
+            the allocations of other processes are not known.
         """
         size = byte_count(nbytes)
         if not self.made and self._whole_is_ours:
@@ -379,9 +381,12 @@ class Arena(Space):
         if end not in (None, now):
             return
         if now + more > self.maximum:
+            bound, larger = f"{self!r} over its maximum of {self.maximum}", "grow=" if self.name is None else "nbytes"
+            if not self._whole_is_ours:
+                bound, larger = f"this process's part of {self!r} over its {self._own_bytes()} bytes", "part="
             raise PoolLimitError(
-                f"{more} bytes more would take {self!r} over its maximum of {self.maximum}; {self.available} are free, "
-                f"at most {self.largest_available} in one piece: free some, or make it with a larger grow="
+                f"{more} bytes more would take {bound}; {self.available} are free, at most {self.largest_available} in "
+                f"one piece: free some, or make it with a larger {larger}"
             )
         for each in self.devices:
             check_room(more, each)

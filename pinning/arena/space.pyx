@@ -133,7 +133,12 @@ cdef class Space:
 
     cpdef _check(self):  # type: () -> None
         if self.gone():
-            raise InvalidRangeError(f"{self!r} is closed, or does not exist in this process")
+            raise PinningError(f"{self!r} is closed, or of another process: make another")
+
+    @property
+    def _ends(self) -> bool:
+        """Whether it is closed, or being closed."""
+        return self.gone()
 
     @property
     def _is_parents(self) -> bool:
@@ -206,7 +211,9 @@ cdef class Space:
         Raises
         ------
         InvalidRangeError
-            The array does not fit, a length is negative, or the arena is closed.
+            The array does not fit, or a length is negative.
+        PinningError
+            The arena is closed.
         TypeError
             The shape or the offset is no integer, or it is not a dtype, or one with Python objects.
         """

@@ -232,7 +232,7 @@ class DeviceArray(View):
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         if exchange.leaves_device(self, dl_device, copy):
             return exchange.dlpack_of_copy(self.copy_to_host(), max_version)
         exchange.check_exportable(self, max_version, copy)

@@ -16,6 +16,7 @@ from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDO
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
+from pinning.runtime.arguments import describe
 
 _CPU = 1
 _NO_STREAM = -1  # in DLPack: the consumer ensures the order itself
@@ -162,6 +163,8 @@ def _capsule(owner: object, layout: Array, ptr: int, device: tuple[int, int], ve
 
 
 def _versioned(max_version: tuple[int, int] | None) -> bool:
+    if max_version is not None and not isinstance(max_version, tuple):
+        raise TypeError(f"max_version is {describe(max_version)}; it must be a tuple of two numbers, or None")
     return max_version is not None and max_version[0] >= 1
 
 

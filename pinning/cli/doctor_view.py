@@ -138,7 +138,10 @@ def _machine(report: DoctorReport) -> Table:
 
 def _seen(report: DoctorReport) -> str:
     if report.unwatched is None:
-        return "detected immediately (userfaultfd)"
+        if report.preloaded:
+            return "detected immediately (userfaultfd and the preloaded library)"
+        elsewhere = "in mappings of files on disk only under `pinning run`"
+        return f"detected immediately (userfaultfd, no preloaded library); {elsewhere}"
     if report.preloaded:
         return f"detected in libc calls (preloaded), not in direct system calls: {report.unwatched}"
     remedy = ". Allow userfaultfd, or start programs with `pinning run`" if "userfaultfd" in report.unwatched else ""

@@ -91,7 +91,7 @@ class DLPackTensor:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         # Its bytes were complete when it was made, so no stream need wait.
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("this tensor is exported where it is, without a copy")

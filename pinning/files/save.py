@@ -274,6 +274,10 @@ def _source(name: Any, tensor: Any) -> _Source:
     # ml_dtypes adds to NumPy the types that only torch has, with the same names.
     name = NAMES_OF_NUMPY.get(numpy.dtype(dtype)) or NAMES_OF_TORCH.get(f"torch.{dtype}")
     if name is None:
+        if (little := numpy.dtype(dtype).newbyteorder("<")) in NAMES_OF_NUMPY:
+            raise TypeError(
+                f"{named} is of dtype {dtype}, big-endian, and the format is little-endian: save astype({little.str!r})"
+            )
         raise TypeError(
             f"{named} is of dtype {dtype}, which the format does not support; it supports {', '.join(DTYPES)}"
         )

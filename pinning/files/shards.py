@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pinning.errors import FileError, FileFormatError
+from pinning.errors import ArgumentError, FileError, FileFormatError
 from pinning.files.order import wait_for_saves
 from pinning.runtime.arguments import describe, path_name
 
@@ -45,7 +45,7 @@ def find_shards(path: AnyPaths) -> list[Shard]:
         both = None if other.names is None or shard.names is None else other.names | shard.names
         shards[real] = Shard(other.path, both)
     if not shards:
-        raise FileNotFoundError("no paths were given; name at least one file")
+        raise ArgumentError("path names no file; give at least one")
     return list(shards.values())
 
 

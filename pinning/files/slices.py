@@ -15,7 +15,7 @@ from pinning.runtime.arguments import describe, integer
 
 Index = EllipsisType | slice | tuple[EllipsisType | slice, ...] | None
 IndexOf = Callable[[str, tuple[int, ...], str], Index]
-Plan = IndexOf | Mapping[str, Index | IndexOf]
+Plan = IndexOf | Mapping[str, Any]  # of Index or IndexOf: a dict with both is inferred as one of object
 
 
 class Piece(NamedTuple):
@@ -49,10 +49,13 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
     Raises
     ------
     InvalidRangeError
-        There is no such rank. From the result, when called: a tensor has no such dimension, or it cannot be divided.
+        There is no such rank, or `of` is below 1. From the result, when called: a tensor has no such dimension, or it
+        cannot be divided.
     """
     dim, of = integer(dim, "dim", "a dimension"), integer(of, "of", "a number of parts")
     rank = integer(rank, "rank", "that of a part")
+    if of < 1:
+        raise InvalidRangeError(f"of is {of}; it must be at least 1")
     if not 0 <= rank < of:
         raise InvalidRangeError(f"rank is {rank} of {of}; it must be at least 0 and less than the number of parts")
     if uneven not in (None, "last"):

@@ -281,7 +281,8 @@ cdef class Allocation(Freeable):
     cdef int check_live(self) except -1:
         self.raise_error()
         if not self.is_live():
-            raise InvalidRangeError(f"{self!r} cannot be copied")
+            raise InvalidRangeError(f"{self!r} no longer has any bytes to copy or fill: use it before it is freed, or "
+                                    "allocate another")
         if self.asleep != 0 and self.asleep != PyThread_get_thread_ident():
             raise InvalidRangeError(f"{self!r} is asleep: wake it first")
         return 0

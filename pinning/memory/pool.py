@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from pinning.errors import PinningError
+from pinning.errors import ArgumentError, PinningError
 from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, end_dropped, kind_named
 from pinning.memory.context import Context, default_context
@@ -134,7 +134,7 @@ def alloc_in(
 
     Raises
     ------
-    PinningError
+    ArgumentError
         The kind is not the pool's.
     """
     if kind is not None and not isinstance(kind, MemoryKind):
@@ -144,5 +144,5 @@ def alloc_in(
     elif not isinstance(pool, Pool):
         raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
     elif kind is not None and kind is not pool.kind:
-        raise PinningError(f"{pool!r} has no memory of another kind, such as {kind}")
+        raise ArgumentError(f"kind is {kind.name}, and {pool!r} has {pool.kind.name}: leave out one of the two")
     return pool.alloc(queue, nbytes, wait_for)

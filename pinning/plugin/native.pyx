@@ -2,6 +2,7 @@
 """Native vendors: a thin wrapper of <pinning/vendor.hpp>."""
 
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.number cimport PyNumber_Index
 from cython.operator cimport dereference
 
 from typing import TYPE_CHECKING
@@ -44,6 +45,15 @@ def library(str vendor not None) -> Library:
     with nogil:
         loaded = vendor_library(name)
     return Library(loaded.name.decode(errors="replace"), loaded.version.decode(errors="replace"))
+
+
+cdef uint64_t word(object value, str name) except? 0xFFFFFFFFFFFFFFFF:
+    try:
+        return PyNumber_Index(value)
+    except OverflowError:
+        raise InvalidRangeError(f"{name} is {value}; it must lie in [0, 2**64)") from None
+    except TypeError:
+        raise TypeError(f"{name} is {value!r:.80}; it must be an integer") from None
 
 
 cdef class NativeDevice:
@@ -188,32 +198,34 @@ cdef class NativeDevice:
         cdef CoherenceSupport support = self.native.coherence()
         return frozenset(([True] if support.fine else []) + ([False] if support.coarse else []))
 
-    def data_lock(self, uint64_t ptr, uint64_t size, read_only: bool | None = None, coherent: bool = True) -> int:
+    def data_lock(self, ptr: int, size: int, read_only: bool | None = None, coherent: bool = True) -> int:
         """Lock ``[ptr, ptr + size)`` and return its device pointer; see `pinning.plugin.Device`."""
         cdef LockOptions options
-        cdef uint64_t device_ptr
+        cdef uint64_t start = word(ptr, "ptr"), nbytes = word(size, "size"), device_ptr
         options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
         options.coherence = Coherence.fine if coherent else Coherence.coarse
         with nogil:
-            device_ptr = self.native.lock(ptr, size, options)
+            device_ptr = self.native.lock(start, nbytes, options)
         try:
             PyErr_CheckSignals()  # after Ctrl-C the caller does not get the pointer
         except BaseException:
             with nogil:
-                self.native.unlock(ptr)
+                self.native.unlock(start)
             raise
         return device_ptr
 
-    def data_unlock(self, uint64_t ptr) -> None:
+    def data_unlock(self, ptr: int) -> None:
         """Undo the `data_lock` of the range that starts at `ptr`. After an error it is still locked."""
+        cdef uint64_t start = word(ptr, "ptr")
         with nogil:
-            self.native.unlock(ptr)
+            self.native.unlock(start)
 
-    def is_pinned_ptr(self, uint64_t ptr) -> PinnedInfo | None:
+    def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
         """The pinned range around `ptr`, pinned by any owner, as far as the vendor can tell."""
+        cdef uint64_t at = word(ptr, "ptr")
         cdef optional[Pinned] pinned
         with nogil:
-            pinned = self.native.is_pinned(ptr)
+            pinned = self.native.is_pinned(at)
         if not pinned.has_value():
             return None
         return PinnedInfo(dereference(pinned).base, dereference(pinned).size, dereference(pinned).device_ptr)
@@ -244,11 +256,12 @@ cdef class NativeDevice:
         with nogil:
             self.native.set_awake(ptr, awake)
 
-    def memory_info(self, uint64_t ptr) -> MemoryInfo | None:
+    def memory_info(self, ptr: int) -> MemoryInfo | None:
         """The allocation or registration around `ptr`, of any owner."""
+        cdef uint64_t at = word(ptr, "ptr")
         cdef optional[CMemoryInfo] info
         with nogil:
-            info = self.native.memory_info(ptr)
+            info = self.native.memory_info(at)
         if not info.has_value():
             return None
         cdef int device = dereference(info).device

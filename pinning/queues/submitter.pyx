@@ -50,6 +50,13 @@ cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Even
         raise TypeError(f"wait_for is {describe(wait_for)}; it must be an event or several") from None
 
 
+cdef tuple kept_of(object keep):
+    try:
+        return tuple(keep)
+    except TypeError:
+        raise TypeError(f"keep is {describe(keep)}; it must be several objects, such as a list of them") from None
+
+
 cdef CEvents natives_of(tuple events, vector[CEvent]& copies):
     """The native events: copies, because another thread may resolve one, and forget its place, while the GIL is released."""
     cdef CEvents natives
@@ -166,8 +173,10 @@ cdef class Submitter:
         self.check()
         if work is not None and not isinstance(work, Work) and not callable(work):
             raise TypeError(f"work is {describe(work)}; it must be a function of a VendorQueue, or None")
+        if not callable(kind):
+            raise TypeError(f"kind is {describe(kind)}; it must be a function that returns an Event")
         cdef Event event = Event.__new__(Event) if kind is Event else kind()
-        return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
+        return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else kept_of(keep))
 
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
         cdef tuple used = (<Work>work).owners if isinstance(work, Work) else kept

@@ -75,13 +75,13 @@ def alignment(value: SupportsIndex) -> int:
 
 
 def seconds(value: float | None, name: str = "timeout") -> float | None:
-    """Check a time to wait, None if unlimited; TypeError if it is not a number."""
+    """Check a time to wait, None if unlimited; TypeError if it is not a number, InvalidRangeError if it is nan."""
     if value is None:
         return None
     what = "a number of seconds, or None to wait forever"
     count = number(value, name, what)
     if math.isnan(count):
-        raise TypeError(f"{name} is {describe(value)}; it must be {what}")
+        raise InvalidRangeError(f"{name} is {describe(value)}; it must be {what}")
     return count
 
 

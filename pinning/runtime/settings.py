@@ -23,5 +23,5 @@ def is_switched_on(name: str) -> bool:
     value = os.environ.get(name, "")
     on = value.lower() in ("on", "1")
     if not on and value.lower() not in ("", "off", "0"):
-        print(f"pinning: {name}={value} means nothing: give one of off, on; off counts", file=sys.stderr)
+        print(f"pinning: {name}={value} means nothing: give one of off, on; `off` is used", file=sys.stderr)
     return on

@@ -20,9 +20,9 @@ class HostDevice(NativeDevice, AutomaticLocking):
         if limit is None:
             return None
         soft, hard, used = limit
-        # The commands are for the shell that starts the next process: this one may have ended by then.
         if hard == soft:
             remedy = "sudo prlimit --memlock=unlimited --pid $$"
         else:
             remedy = "ulimit -l unlimited" if hard < 0 else f"ulimit -l {hard // 1024}"
-        return LockLimit("RLIMIT_MEMLOCK", soft, used, remedy)
+        # Not for this process, which may have ended by then.
+        return LockLimit("RLIMIT_MEMLOCK", soft, used, f"{remedy}  # in the shell that starts the program")

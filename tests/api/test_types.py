@@ -42,6 +42,9 @@ pinning.ray.setup("cuda:0")
 version: str = pinning.__version__
 loaded: dict[str, NDArray[numpy.generic]] = pinning.load_file("x.safetensors", "host", framework="numpy")
 on_device: dict[str, pinning.arrays.DeviceArray] = pinning.load_file("x.safetensors", framework="pinning")
+plan = {"up": pinning.files.shard(0, 1, 2), "norm": ..., "down": numpy.s_[2:3, :]}
+dlpack = pinning.load_file("x.safetensors", "host", slices=plan, framework="dlpack")
+both = [numpy.from_dlpack(dlpack["up"]), numpy.from_dlpack(on_device["x"])]
 for row in on_device["x"]:
     print(row)
 

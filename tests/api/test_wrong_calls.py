@@ -89,6 +89,16 @@ def enter_cancelled() -> None:
         pass
 
 
+def closed_arena() -> Arena:
+    with Arena(64, "host") as arena:
+        return arena
+
+
+def freed() -> pinning.Allocation:
+    with pinning.alloc(4096, device="host") as memory:
+        return memory
+
+
 def used_twice(closed_at_its_end: Any) -> None:
     for _ in range(2):
         with closed_at_its_end:
@@ -158,6 +168,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: used_twice(Context("host")), PinningError, "is closed: make another"),
     (lambda: used_twice(Pool(Context("host"))), PinningError, "is closed: make another"),
     (lambda: used_twice(Arena(1, "host")), PinningError, "is closed: make another"),
+    (lambda: closed_arena().allocate(1), PinningError, "is closed, .*: make another"),
     (lambda: initialized_again(Queue("host")), TypeError, "a Queue cannot be initialized again"),
     (lambda: initialized_again(Context("host")), TypeError, "a Context cannot be initialized again"),
     (lambda: initialized_again(Pool("host")), TypeError, "a Pool cannot be initialized again"),
@@ -167,9 +178,21 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock(A, stall_ms=0), InvalidRangeError, "stall_ms is 0; it must be above 0"),
     (lambda: pinning.copy(A.ctypes.data, B.ctypes.data, 1 << 64), InvalidRangeError, r"between 1 and 2\*\*63 - 1"),
     (lambda: MAP.register(8192, 100, (1 << 64) - 5), InvalidRangeError, "the device's range .* passes 2.64"),
+    (lambda: MAP.register(0, 10, 0), InvalidRangeError, "the range begins at the null pointer"),
+    (lambda: MAP.register(8192, 0, 8192), InvalidRangeError, "has 0 bytes; give at least one"),
+    (lambda: HOST.is_pinned_ptr(-1), InvalidRangeError, r"ptr is -1; it must lie in \[0, 2\*\*64\)"),
+    (lambda: HOST.memory_info(1 << 70), InvalidRangeError, "ptr is 1180591620717411303424; it must lie"),  # type: ignore[attr-defined]
+    (lambda: HOST.data_lock("x", 1, None), TypeError, "ptr is 'x'; it must be an integer"),  # type: ignore[arg-type]
+    *(
+        (lambda call=call: call(freed()), InvalidRangeError, "no longer has any bytes .* allocate another")
+        for call in (lambda m: pinning.explain(A, m), lambda m: pinning.copy(m, A), lambda m: pinning.fill(m, 0))
+    ),
     # Not a bool, and a bool where something else belongs.
     (lambda: pinning.regions(idle="no"), TypeError, "idle is 'no'; it must be True or False"),  # type: ignore[arg-type]
     (lambda: pinning.fill(A, True), TypeError, "the value is True; give a byte, such as 1"),
+    (lambda: Queue("host").submit(None, keep=5), TypeError, "keep is 5; it must be several objects"),  # type: ignore[call-overload]
+    (lambda: Queue("host").submit(None, kind=5), TypeError, "kind is 5; it must be a function"),  # type: ignore[call-overload]
+    (lambda: arrays.to_device(A, device="host").__dlpack__(max_version=5), TypeError, "max_version is 5; it must be"),  # type: ignore[arg-type]
     # What others return.
     (
         lambda: pinning.copy(A, B, queue=Streaming()),
@@ -295,7 +318,11 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.alloc(8, 5), TypeError, "kind is 5; it must be a MemoryKind"),
     # Times and paths.
     (lambda: waited(timeout="x"), TypeError, "timeout is 'x'; it must be a number of seconds"),
-    (lambda: waited(timeout=float("nan")), TypeError, "timeout is nan"),
+    (lambda: waited(timeout=float("nan")), InvalidRangeError, "timeout is nan"),
+    (lambda: waited_for_arena(timeout=float("nan")), InvalidRangeError, "timeout is nan"),
+    (lambda: pinning.load_file([], "host"), ArgumentError, "path names no file; give at least one"),
+    (lambda: pinning.save_file({"a": A.astype(">f4")}, "x"), TypeError, r"big-endian.*: save astype\('<f4'\)"),
+    (lambda: pinning.files.shard(0, 0, 0), InvalidRangeError, "of is 0; it must be at least 1"),
     (lambda: waited(nbytes="x"), TypeError, "nbytes is 'x'; it must be an integer"),
     (lambda: waited_for_arena(timeout="x"), TypeError, "timeout is 'x'"),
     (lambda: pinning.copy_file(A, None), TypeError, "path is None; it must be a path"),

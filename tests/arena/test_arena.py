@@ -219,7 +219,7 @@ def test_a_wait_ends_when_it_is_closed() -> None:
     assert eventually(lambda: arena._parts[0].stopped)
     slow.opened.set()
     closing.result()
-    with pytest.raises(InvalidRangeError):
+    with pytest.raises(PinningError):
         waiting.result()
 
 
@@ -480,7 +480,7 @@ def test_closed_it_has_nothing(device: FakeDevice) -> None:
         arena.wait,
         lambda: asyncio.run(awaited(arena)),
     ):
-        with pytest.raises(InvalidRangeError, match=r"^<Arena .* is closed"):
+        with pytest.raises(PinningError, match=r"^<Arena .* is closed"):
             use()
 
 
@@ -727,7 +727,7 @@ def test_a_child_has_nothing_of_an_arena_that_is_not_shared(device: FakeDevice) 
             assert memory.freed
             memory.free()
             arena.close()
-            with pytest.raises(InvalidRangeError):
+            with pytest.raises(PinningError):
                 memoryview(arena)
             with Arena(SIZE, device) as own:
                 own.wait(timeout=WAIT)

@@ -19,7 +19,7 @@ import pytest
 import pinning
 from child_process import in_a_small_file_system, run_in_child
 from fake_device import Background, FakeDevice
-from pinning import Arena, InvalidRangeError, PinningError, VendorError
+from pinning import Arena, InvalidRangeError, PinningError, PoolLimitError, VendorError
 from pinning.arena import abandoned, names, remove_abandoned
 from pinning.arena.names import FOLDER
 from pinning.runtime.process import run_deferred
@@ -128,6 +128,8 @@ def test_each_has_a_part(name: str, device: FakeDevice) -> None:
             memory.asarray()[:] = 5
             assert (whole.asarray(100, offset=memory.ptr - mine.ptr) == 5).all()
             assert pinning.is_locked(memory, device=other)
+            with pytest.raises(PoolLimitError, match=f"part of <Arena.*over its {2 * PAGE} bytes; .* a larger part=$"):
+                mine.allocate(2 * PAGE)
             memory.free()
         refusing = FakeDevice("fake:3")
         refusing.fail(VendorError("fakeRegister", 1, "FAKE"))

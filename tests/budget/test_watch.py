@@ -382,6 +382,15 @@ print([lock.held for lock in locks])
 """
 
 
+@watched
+@pytest.mark.parametrize(
+    ("preloaded", "said"), [(True, "(userfaultfd and the preloaded library)"), (False, "only under `pinning run`")]
+)
+def test_the_doctor_says_what_is_noticed_with_and_without_the_library(preloaded: bool, said: str) -> None:
+    look = "from pinning_command.app import app; app(['doctor'])"
+    assert said in " ".join(run_python("-c", look, COLUMNS="200", preloaded=preloaded).split())
+
+
 @filters
 @pytest.mark.parametrize(
     ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]

@@ -33,5 +33,5 @@ def test_a_switch_that_is_neither_on_nor_off_is_reported_once(name: str) -> None
         command = [sys.executable, "-P", "-c", LOCKS]
         done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60)
         counts = "off" if name == "PINNING_LOCK_SITES" else "on"
-        told = f"pinning: {name}={value} means nothing: give one of off, on; {counts} counts\n"
+        told = f"pinning: {name}={value} means nothing: give one of off, on; `{counts}` is used\n"
         assert (done.returncode, done.stderr) == (0, told * times)

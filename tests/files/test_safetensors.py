@@ -323,7 +323,7 @@ def test_an_index_that_is_none(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    for path in (tmp_path, tmp_path / "none", tmp_path / "none.json", [], [tmp_path / "none"]):
+    for path in (tmp_path, tmp_path / "none", tmp_path / "none.json", [tmp_path / "none"]):
         with pytest.raises(FileNotFoundError):
             load(path)
     for path in ("/dev/zero", tmp_path / "pipe.json"):

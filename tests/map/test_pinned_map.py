@@ -251,7 +251,19 @@ def test_a_device_pointer_that_is_none_is_an_error(answer: object) -> None:
     pinned = PinnedMap(device)
     with pytest.raises(TypeError, match=r"fake:0.data_lock returned .*; it must return the device's address"):
         pinned.lock(BASE, SIZE)
+    answer = TOP - SIZE + 1
+    with pytest.raises(InvalidRangeError, match=r"fake:0.data_lock returned .* bytes there pass 2\^64"):
+        pinned.lock(BASE, SIZE)
     assert (len(pinned), device.locked, device.wrong) == (0, {}, [])
+
+
+@pytest.mark.parametrize("answer", [5, (1, 2), (BASE, "x", 3)])
+def test_a_pinned_range_that_is_none_is_an_error(device: FakeDevice, pinned: PinnedMap, answer: object) -> None:
+    device.fail(AlreadyPinnedError("fakeRegister", 1, "FAKE_PINNED"))
+    device.is_pinned_ptr = lambda _: answer  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(TypeError, match=r"fake:0.is_pinned_ptr returned .*; it must return the base, the size and"):
+        pinned.lock(BASE, SIZE)
+    assert len(pinned) == 0
 
 
 # ---- memory that other code has pinned ----

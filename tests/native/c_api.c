@@ -84,6 +84,7 @@ static void arguments(pinning_map *map) {
   pinning_map *none = map;
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(NULL, &locker));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, NULL));
+  SAYS("the locker is null");
   pinning_locker hollow = locker;
   hollow.lock = NULL;
   GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
@@ -204,7 +205,7 @@ static void refusals(pinning_map *map) {
 
   vendor.refuses = (pinning_status)77;
   GIVES(PINNING_UNKNOWN_ERROR, pinning_lock(map, memory, 100, &device));
-  SAYS("it returned 77, which is no pinning_status");
+  SAYS("the locker's lock returned 77, which is no pinning_status");
   vendor.refuses = (pinning_status)77, vendor.because = "not today";
   GIVES(PINNING_UNKNOWN_ERROR, pinning_lock(map, memory, 100, &device));
   SAYS("not today");
@@ -266,6 +267,7 @@ static pinning_status book_remove(void *self, void *handle) {
 static void registrars(pinning_map *map) {
   const pinning_registrar registrar = {sizeof registrar, &book, "library", 0, book_add, book_remove}, hollow = {0};
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, NULL));
+  SAYS("the registrar is null");
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, &hollow));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(NULL, &registrar));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_remove_registrar(map, &book));
@@ -453,6 +455,7 @@ static void copies(pinning_map *map) {
   GIVES(PINNING_OK, pinning_copy_wait(copy));
   EXPECT(to[299] == 'z');
   GIVES(PINNING_INVALID_RANGE, pinning_copy(host, to, from, 0));
+  SAYS("size is 0; a copy needs at least 1 byte");
   GIVES(PINNING_INVALID_RANGE, pinning_copy(host, NULL, from, 1));
   GIVES(PINNING_INVALID_RANGE, pinning_copy_async(host, to, from, SIZE_MAX, NULL, &copy));
   GIVES(PINNING_INVALID_ARGUMENT, pinning_copy(map, to, from, 1));

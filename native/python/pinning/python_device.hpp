@@ -221,7 +221,7 @@ class PythonDevice : public VendorDevice {
     if (options.coherence != Coherence::coarse) {
       return locked_at(PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
                                            static_cast<unsigned long long>(size), read_only),
-                       ptr);
+                       ptr, size);
     }
     // Only a device with coarse-grained memory accepts a fourth argument. (No destructor may release these objects: it
     // would run without the GIL if the call never returns, see `Gil`.)
@@ -234,7 +234,7 @@ class PythonDevice : public VendorDevice {
     Py_XDECREF(method);
     Py_XDECREF(arguments);
     Py_XDECREF(named);
-    return locked_at(answer, ptr);
+    return locked_at(answer, ptr, size);
   }
 
   void unlock(Address ptr) override {
@@ -252,9 +252,16 @@ class PythonDevice : public VendorDevice {
     }
     unsigned long long base = 0, size = 0, device_ptr = 0;
     PyObject* const three = PySequence_Tuple(answer);
-    Py_DECREF(answer);
     bool const parsed = three != nullptr && PyArg_ParseTuple(three, "KKK", &base, &size, &device_ptr) != 0;
     Py_XDECREF(three);
+    if (!parsed && PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      PyErr_Format(PyExc_TypeError,
+                   "%s.is_pinned_ptr returned %R; it must return the base, the size and the device's address of the "
+                   "pinned range, or None",
+                   traits_.name.c_str(), answer);
+    }
+    Py_DECREF(answer);
     if (!parsed) throw_raised();
     return Pinned{base, size, device_ptr};
   }
@@ -321,25 +328,32 @@ class PythonDevice : public VendorDevice {
     Py_XDECREF(answer);
     return answer != nullptr && answer != Py_None;
   }
-  /// What `data_lock` has returned. If that is no address, the memory is unlocked again.
-  Address locked_at(PyObject* answer, Address ptr) {
+  /// What `data_lock` has returned. If that is no address of so many bytes, the memory is unlocked again.
+  Address locked_at(PyObject* answer, Address ptr, std::uint64_t size) {
     if (answer == nullptr && PyErr_ExceptionMatches(already_pinned_error_)) throw PythonAlreadyPinned();
     if (answer == nullptr && PyErr_ExceptionMatches(PyExc_MemoryError)) throw PythonNoRoom();
     if (answer == nullptr) throw_raised();
     PyObject* const number = PyNumber_Index(answer);
     Address const found = number == nullptr ? 0 : PyLong_AsUnsignedLongLong(number);
     Py_XDECREF(number);
-    if (PyErr_Occurred() != nullptr) {
+    bool const is_address = PyErr_Occurred() == nullptr, fits = found + (size - 1) >= found;
+    if (!is_address || !fits) {
       PyErr_Clear();
       Py_XDECREF(call("data_unlock", ptr));
       PyErr_Clear();
+    }
+    if (!is_address) {
       PyErr_Format(PyExc_TypeError,
                    "%s.data_lock returned %R; it must return the device's address of the memory, an integer in "
                    "[0, 2**64)",
                    traits_.name.c_str(), answer);
     }
     Py_DECREF(answer);
-    if (PyErr_Occurred() != nullptr) throw_raised();
+    if (!is_address) throw_raised();
+    if (!fits) {
+      throw InvalidRange(traits_.name + ".data_lock returned " + describe(found) + ", but " + std::to_string(size) +
+                         " bytes there pass 2^64");
+    }
     return found;
   }
 

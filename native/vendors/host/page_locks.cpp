@@ -88,7 +88,8 @@ void check_limit(std::uint64_t size, std::string const& where, int code) {
   throw LockLimit(failed_call("mlock", code,
                               "RLIMIT_MEMLOCK allows " + std::to_string(limit.rlim_cur) + " bytes, " +
                                   std::to_string(used) + " are locked, and " + where +
-                                  " is more than what is left; raise it with `" + remedy + "` in the shell that starts the program")
+                                  " is more than what is left; to raise it: " + remedy +
+                                  "  # in the shell that starts the program")
                       .text());
 }
 

@@ -231,7 +231,7 @@ class TestLimit:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 8 << 20))
             limit = device.lock_limit()
             assert limit is not None
-            assert (limit.limit, limit.remedy) == (1 << 20, "ulimit -l 8192")
+            assert (limit.limit, limit.remedy) == (1 << 20, "ulimit -l 8192  # in the shell that starts the program")
 
         run_as_ordinary_user(check)
 

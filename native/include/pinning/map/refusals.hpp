@@ -5,8 +5,8 @@
 namespace pinning {
 
 inline void PinnedMap::check(Address ptr, std::uint64_t size) {
-  if (ptr == 0) throw InvalidRange("the null pointer cannot be locked");
-  if (size == 0) throw InvalidRange("the range at " + describe(ptr) + " has 0 bytes; a lock needs at least one");
+  if (ptr == 0) throw InvalidRange("the range begins at the null pointer, where no memory is");
+  if (size == 0) throw InvalidRange("the range at " + describe(ptr) + " has 0 bytes; give at least one");
   if (ptr + (size - 1) < ptr) {
     throw InvalidRange("the range of " + std::to_string(size) + " bytes at " + describe(ptr) +
                        " runs past the top of the address space");
