@@ -63,6 +63,14 @@ def test_as_numpy_cuts(tmp_path_factory: pytest.TempPathFactory, cuts: list[tupl
             assert got.tobytes() == array[index].tobytes()
 
 
+@pytest.mark.parametrize("columns", [(500, 1000), (100, 999)])
+def test_columns_at_the_end_of_a_file_that_several_threads_read(tmp_path: Path, columns: tuple[int, int]) -> None:
+    """The share of each begins within a row."""
+    array = noise(2_000_000).reshape(2000, 1000)
+    part = numpy.s_[:, slice(*columns)]
+    assert (load(save(tmp_path / "a", a=array), {"a": part})["a"] == array[part]).all()
+
+
 def write(path: Path, dtype: str, shape: tuple[int, ...], data: bytes) -> Path:
     said = {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}
     header = json.dumps(said).encode()
