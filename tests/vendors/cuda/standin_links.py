@@ -264,7 +264,7 @@ def test_pageable_memory_is_read_in_turn_though_nothing_can_be_staged(
         queue.call(write)
         copy = (pinning.copy if waited else pinning.copy_async)(there, source, queue=queue)
         assert copy.path is CopyPath.PLAIN
-        assert "all 0 bytes for staging are in use" in copy.reason and "plain over 2 links" in copy.reason
+        assert "costs.staging_bytes 0 leave no room" in copy.reason and "plain over 2 links" in copy.reason
         queue.links = "own"
         pinning.copy(back, there, queue=queue)
     assert (back == 9).all()
