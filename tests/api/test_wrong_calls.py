@@ -19,6 +19,7 @@ from pinning import (
     Context,
     Event,
     InvalidRangeError,
+    LayoutError,
     MemoryKind,
     NotLockedError,
     OutOfMemoryError,
@@ -48,6 +49,14 @@ class Series:
 class Streaming:
     def __cuda_stream__(self) -> object:
         return 5
+
+
+class EmptyTensor:
+    """An array without elements, and so without an address."""
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {"data": (0, False), "shape": (0,), "typestr": "|u1", "version": 3}
 
 
 class UnmadeQueue(Queue):
@@ -368,6 +377,8 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: arrays.device_array(b"ab"), TypeError, "shape is b'ab'; it must be an integer, .* or several"),
     (lambda: arrays.device_array(True), TypeError, "shape is True; it must be an integer"),
     (lambda: arrays.device_array((2, 3), strides=("x", 1)), TypeError, r"strides\[0\] is 'x'; it must be an"),
+    (lambda: arrays.device_array((2, 3), strides=()), LayoutError, r"strides are \(\); the shape \(2, 3\) needs 2"),
+    (lambda: pinning.lock(EmptyTensor()), InvalidRangeError, "the buffer is empty"),
     (lambda: arrays.to_device(None, device="host"), TypeError, "None is no array"),
     (lambda: arrays.to_device({}, device="host"), TypeError, "a dict is no array"),
     (lambda: arrays.device_array(1, device="host").copy_to_device(None), TypeError, "None is no array"),

@@ -181,6 +181,12 @@ def test_what_went_over_peers_links_is_shown(program: Program) -> None:
     assert re.search(r"over peers. links 3\S* G", shown(after))
 
 
+def test_ranges_are_in_the_order_of_their_addresses(program: Program) -> None:
+    program(f"held += [pinning.lock(array[at * {PAGE} :][:100], device='host') for at in (4, 0, 2)]")
+    starts = [each.start for each in status_of(program.pid).ranges]
+    assert len(starts) == 3 and starts == sorted(starts)
+
+
 def test_ranges_that_have_no_room_are_counted(program: Program) -> None:
     """Neither those that the terminal has no room for, nor those that the status page has none for."""
     program("held.append(pinning.lock(array[:100], device='host'))")

@@ -363,6 +363,8 @@ def test_a_pool_is_not_closed_while_a_thread_allocates(
             answered.set()
         cast(pinning.Allocation, allocating.result()).free()
         pool.close()
+    with pytest.raises(PinningError, match="closed"), pool:
+        pass
 
 
 @kinds

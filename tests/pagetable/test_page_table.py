@@ -155,6 +155,9 @@ def test_other_integers_are_addresses(table: PageTable, integer: Callable[[int],
         table.insert(integer(4096), integer(4096))
     table.remove(integer(4096))
     assert len(table) == 0
+    table.insert(2**64 - 4096, 4096)
+    with pytest.raises(OverlapError, match="0xfffffffffffff000, 0x10000000000000000"):
+        table.insert(2**64 - 4096, integer(4096))
 
 
 @pytest.mark.parametrize("size", [numpy.uint8(16), numpy.int64(16)], ids=repr)
