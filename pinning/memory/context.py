@@ -223,10 +223,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same until it is closed; of the default device when None."""
     found = default_device() if device is None else device_of_name(device)
-    context = _default_contexts.get(found)
-    while context.closed:
-        context = _default_contexts.anew(found, context)
-    return context
+    return _default_contexts.get_open(found)
 
 
 _default_contexts = PerDevice(Context)

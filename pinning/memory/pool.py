@@ -115,11 +115,7 @@ def default_pool(device: Device | str, kind: MemoryKindLike) -> Pool:
 
 
 def _default_pool(device: Device, kind: MemoryKind) -> Pool:
-    pools = _default_pools[id(kind)]  # an enum's own hash takes longer than all else here
-    pool = pools.get(device)
-    while pool.closed:
-        pool = pools.anew(device, pool)
-    return pool
+    return _default_pools[id(kind)].get_open(device)  # an enum's own hash takes longer than all else here
 
 
 _default_pools = {id(kind): PerDevice(partial(QuietPool, kind=kind)) for kind in MemoryKind}

@@ -113,5 +113,5 @@ class Device(LockDevice, Protocol):
 
 def lock_limit_of(device: object) -> LockLimit | None:
     """How much this process may lock for a device; None if it has no limit."""
-    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    return ask() if ask else None
+    lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    return None if lock_limit is None else lock_limit()

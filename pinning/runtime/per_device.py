@@ -46,12 +46,13 @@ class PerDevice(Generic[T]):
             self.by_id[id(device)] = ref(value, partial(self.by_id.pop, id(device)))  # the reference: pop's default
         return value
 
-    def anew(self, device: object, closed: T) -> T:
-        """Another object for a device, whose object so far is of no more use."""
-        if device_slots(device).get(self) is closed:
-            self.by_id.pop(id(device), None)
-            device_slots(device).pop(self, None)
-        return self.get(device)
+    def get_open(self, device: object) -> T:
+        """The object of a device, made anew if it has been closed."""
+        while (value := cast(Any, self.get(device))).closed:
+            if device_slots(device).get(self) is value:
+                self.by_id.pop(id(device), None)
+                device_slots(device).pop(self, None)
+        return cast(T, value)
 
     def all(self) -> list[T]:
         """The objects of the devices that still exist, in the order in which they were made."""
