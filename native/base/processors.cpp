@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <thread>
 
@@ -51,6 +52,12 @@ unsigned usable_processors(std::string const& root) noexcept {
   } catch (...) {  // out of memory: what is known by now
   }
   return count;
+}
+
+unsigned usable_processors_once() noexcept {
+  static constinit std::atomic<unsigned> counted = 0;
+  if (counted == 0) counted = usable_processors();
+  return counted;
 }
 
 }  // namespace pinning

@@ -10,4 +10,7 @@ namespace pinning {
 /// version 1) allow; at least one. `root` is where /proc and /sys are.
 unsigned usable_processors(std::string const& root = "/") noexcept;
 
+/// The same, as it was at the first call.
+unsigned usable_processors_once() noexcept;
+
 }  // namespace pinning

@@ -472,6 +472,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
     std::uint64_t const most = std::min({limits.chunk_bytes, std::max(size / 32, limits.chunk_bytes / 2),
                                          std::max(placement.size() / 4, slice_bytes)});
     cut(*transfer, size, std::max(most / slice_bytes, std::uint64_t{1}) * slice_bytes);
+    if (transfer->way == Way::to_device) placement.rewind();
     for (std::uint32_t i = 0; i < transfer->chunks.size(); ++i) {
       placement.place(transfer->chunks[i], transfer->base + i);
       // Lines written with non-temporal stores would be slower to fill on the next lap.
@@ -523,7 +524,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
           best->era = ++eras;
           new (reinterpret_cast<void*>(best->memory.ptr)) Words;
         }
-        best->placement = Placement(best->blocks(), usable(threads, *best), best->next.load());
+        best->placement.renew(usable(threads, *best), best->next.load());
       }
       best->queue = queue;
       ++best->users;
@@ -567,7 +568,7 @@ std::optional<Rings::Use> Rings::make_ring(CopyThreads& threads, std::uint64_t q
     throw;
   }
   new (reinterpret_cast<void*>(ring->memory.ptr)) Words;
-  ring->placement = Placement(ring->blocks(), ring->size, 0);
+  ring->placement = Placement(ring->blocks(), ring->size);
   ring->queue = queue;
   ring->era = ++eras;
   ring->users = 1;
@@ -716,9 +717,7 @@ std::atomic<std::uint64_t> queue_numbers{0};
 // and 69 for four; 48 reach 46 and 43, and 98 and 104. With 32 processors, 20 threads read a file for two GPUs at 41 to
 // 57 GB/s and 28 at 54 to 76, while more than 20 move memory for two no faster: see CopyThreads::most_one_way.
 StagingLimits::StagingLimits() noexcept {
-  static constinit std::atomic<unsigned> counted = 0;
-  if (counted == 0) counted = usable_processors();
-  unsigned const count = counted;
+  unsigned const count = usable_processors_once();
   constexpr unsigned most_of_one = 20, left_free = 4;
   threads = count == 1 ? 1 : std::clamp(std::max(count * 3 / 4, count - std::min(count, left_free)), 2u, 48u);
   threads_to_device = std::min(threads, most_of_one);

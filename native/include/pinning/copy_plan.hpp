@@ -33,7 +33,9 @@ enum class Reason : std::uint8_t {
 
 /// From where on one path is faster than another, and how much copies may use; `pinning.copies.Costs` says more.
 struct CopyLimits : StagingLimits {
-  std::uint64_t stage_to_device = 8 << 20, stage_to_host = 8 << 20;   // bytes from which pageable memory is staged
+  PINNING_API CopyLimits() noexcept;
+
+  std::uint64_t stage_to_device, stage_to_host;                       // bytes from which pageable memory is staged
   std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // for a kernel: least items, most bytes of each
 
   std::uint64_t stage_from(bool to_device) const noexcept { return to_device ? stage_to_device : stage_to_host; }
