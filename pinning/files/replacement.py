@@ -61,8 +61,10 @@ class Replacement:
             self._file.close()
         with suppress(OSError):
             self._beside.unlink()
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(self._beside)):
-            error.filename = self._path
+        if isinstance(error, OSError) and error.errno is not None:
+            named = Path(str(error.filename or self._beside))
+            if named.suffix == self._beside.suffix and named.parent == self._beside.parent:
+                error.filename = self._path
 
 
 def _target(path: str) -> Path:

@@ -201,6 +201,17 @@ def test_a_failure_leaves_the_old_file(
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
+def test_the_folder_is_removed_meanwhile(tmp_path: Path, go: threading.Event) -> None:
+    path = tmp_path / "folder/a"
+    path.parent.mkdir()
+    saved = pinning.save_file_async({"a": noise(20_000)}, path)
+    shutil.rmtree(path.parent)
+    go.set()
+    with pytest.raises(FileNotFoundError) as caught:
+        saved.wait()
+    assert str(caught.value) == f"[Errno 2] No such file or directory: '{path}'"
+
+
 def test_ctrl_c_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
