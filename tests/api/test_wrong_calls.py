@@ -114,9 +114,11 @@ def used_twice(closed_at_its_end: Any) -> None:
             pass
 
 
-def initialized_again(handle: Any) -> None:
+def initialized_again(handle: Any, closed: bool = False) -> None:
     with handle:
-        handle.__init__("host")
+        if not closed:
+            handle.__init__("host")
+    handle.__init__("host")
 
 
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -181,6 +183,9 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: initialized_again(Queue("host")), TypeError, "a Queue cannot be initialized again"),
     (lambda: initialized_again(Context("host")), TypeError, "a Context cannot be initialized again"),
     (lambda: initialized_again(Pool("host")), TypeError, "a Pool cannot be initialized again"),
+    (lambda: initialized_again(Queue("host"), closed=True), TypeError, "a Queue cannot be initialized again"),
+    (lambda: initialized_again(Context("host"), closed=True), TypeError, "a Context cannot be initialized again"),
+    (lambda: initialized_again(Pool("host"), closed=True), TypeError, "a Pool cannot be initialized again"),
     (lambda: pinning.budget(idle="x"), TypeError, "idle is 'x'; .*, or True or False"),  # type: ignore[arg-type]
     (lambda: pinning.alloc(5, alignment=1 << 62, device="host"), InvalidRangeError, "alignment is .* and 1073741824"),
     (lambda: with_arena(lambda arena: arena.allocate(5, 1 << 40)), InvalidRangeError, "alignment is 1099511627776"),

@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -278,14 +279,14 @@ import pinning  # whose own handlers are called before
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-INTERRUPTED_ONCE = """
+OFTEN_INTERRUPTED = """
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 int calls;
 int fallocate(int file, int mode, long offset, long size) {
-  if (calls++) return syscall(SYS_fallocate, file, mode, offset, size);
+  if (calls++ % 2) return syscall(SYS_fallocate, file, mode, offset, size);
   errno = EINTR;
   return -1;
 }
@@ -293,20 +294,31 @@ int fallocate64(int, int, long, long) __attribute__((alias("fallocate")));
 """
 
 
-def test_a_signal_while_its_blocks_are_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder whose files are written through a mapping."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_signal_while_its_blocks_are_allocated(
+    tmp_path: Path, in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = shutil.which("cc") or pytest.skip("needs a C compiler: apt-get install gcc")
     source, library = tmp_path / "interrupted.c", tmp_path / "interrupted.so"
-    source.write_text(INTERRUPTED_ONCE)
+    source.write_text(OFTEN_INTERRUPTED)
     subprocess.run([compiler, "-shared", "-fPIC", "-w", source, "-o", library], check=True)
     monkeypatch.setenv("LD_PRELOAD", str(library))
     program = f"""
 import ctypes
 import numpy, pinning
-pinning.save_file({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
+for folder in ({str(in_memory)!r}, {str(tmp_path)!r}):
+    pinning.save_file({{"a": numpy.arange(1000)}}, folder + "/a")
 assert ctypes.c_int.in_dll(ctypes.CDLL(None), "calls").value, "it has allocated none"
 """
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
-    assert (load(tmp_path / "a")["a"] == numpy.arange(1000)).all()
+    for folder in (tmp_path, in_memory):
+        assert (load(folder / "a")["a"] == numpy.arange(1000)).all()
 
 
 def test_killed_while_it_writes(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
             ("watch_stress", "built", ["2", "1", "forks"]),
             ("watch_stress", "thread", ["3", "2"]),
             ("watch_stress", "address", ["2", "3"]),
+            ("ring_model", "plain", ["1", "1"]),
             ("staging_stress", "built", ["2", "1"]),
             ("staging_stress", "thread", ["6", "2"]),
             ("staging_stress", "address", ["4", "3"]),
