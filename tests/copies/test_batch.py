@@ -128,6 +128,8 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
             ("item 1 of the batch: its size is 0", (twice, both, [50, 0])),
             ("item 0 of the batch: dst has 100 bytes and src 50", ([there], [array[:50]])),
             ("item 1 of the batch: its size is 101", ([there, there], [array, array], [100, 101])),
+            ("item 1 of the batch: its size is 51", (twice, [array[:50], array[:50]], [50, 51])),
+            ("item 0 of the batch: its size is 101", ([there, there], both, [101, 50])),
             ("item 0 of the batch: an address does not say", (twice, both)),
             ("item 1 of the batch: src", (twice, numpy.array([array.ctypes.data, 0], numpy.uint64), 10)),
             ("3 sizes for 2 items", (twice, both, [1, 2, 3])),

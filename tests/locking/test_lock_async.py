@@ -82,6 +82,9 @@ def test_what_is_locked_already_is_counted_at_once(device: FakeDevice, buffer: n
         assert whole.region is not None
         assert whole.region.references == 2
         pending.wait().unlock()
+        second = pinning.lock_async(buffer[200:300], device=device).wait()
+        pinning.unlock(buffer[200:300], device=device)
+        assert second.region is None and whole.region is not None
     assert device.count("data_lock") == 1
 
 

@@ -288,6 +288,15 @@ def test_region_entered_again_during_a_query_stays(device: FakeDevice, pinned: P
     assert (region.external, region.references) == (False, 1 if asks == "refresh" else 2)
 
 
+def test_a_smaller_range_that_others_pin_no_more_is_not_in_the_way(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE // 2}
+    pinned.lock(BASE, 64)
+    device.foreign = {BASE: SIZE}
+    ptr = BASE + SIZE - 64
+    assert pinned.lock(ptr, 64) == ptr + FOREIGN_OFFSET
+    assert [(region.start, region.size, region.external) for region in pinned] == [(BASE, SIZE, True)]
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_threads_that_lock_parts_of_what_someone_else_has_pinned(
     device: FakeDevice, pinned: PinnedMap, anew: bool

@@ -149,8 +149,11 @@ def test_what_is_locked_already_is_told_at_once(on: PinnedMap, device: FakeDevic
     with pytest.raises(RegistrarError):
         on.add_registrar(refusing.register, refusing.unregister)
     assert refusing.known == {}
+    refusing.refuse_after, refusing.refuse_removals = 1, 0
+    with pytest.raises(RegistrarError, match="no room in the card"):  # not that it does not give back either
+        on.add_registrar(refusing.register, refusing.unregister)
     on.unlock(BASE)
-    assert refusing.calls == 2
+    assert refusing.calls == 4
     on.close()
 
 

@@ -43,6 +43,19 @@ def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice)
             attempt()
 
 
+def test_a_point_in_a_queue_keeps_objects_alive(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    known = weakref.ref(thing)
+    with Queue(device) as queue:
+        queue.submit(work)
+        queue.submit(None, keep=(thing,))
+        del thing
+        kept = known() is not None
+        device.let_go()
+        queue.synchronize()
+    assert kept and eventually(lambda: known() is None)
+
+
 def test_what_is_kept_is_released_though_another_thread_is_still_releasing(device: FakeMemoryDevice) -> None:
     class Slow:
         def __del__(self) -> None:

@@ -88,3 +88,14 @@ def test_a_lock_that_cannot_be_undone_says_so(standin: StandIn, vendor: Vendor, 
     assert raised.value.call == vendor.unregister
     assert standin.registrations() == {(memory.ptr, PAGE)}
     gpu.data_unlock(memory.ptr)
+
+
+@only("cuda", "hip", "hsa")
+def test_what_the_driver_refuses_to_lock_can_be_locked_later(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    memory = Memory(1)
+    standin.configure(f"fail={vendor.register}:1:999")
+    with pytest.raises(VendorError):
+        gpu.data_lock(memory.ptr, PAGE, False)
+    assert gpu.is_pinned_ptr(memory.ptr) is None
+    gpu.data_lock(memory.ptr, PAGE, False)
+    gpu.data_unlock(memory.ptr)

@@ -241,6 +241,8 @@ def test_write_combined_memory_is_asked_of_the_driver(standin: StandIn) -> None:
     assert len(standin.calls("cuMemFreeHost")) == 1
     arrays.mapped_array(1000, "u1")
     assert standin.calls("cuMemHostAlloc")[1:] == ["cuMemHostAlloc 1024 3"]
+    with pinning.alloc(1000, "host", device="cuda:0", write_combined=True, alignment=1 << 20):
+        assert {call.split()[2] for call in standin.calls("cuMemHostAlloc")[2:]} == {"7"}, "also where it tries again"
 
 
 def test_pinned_views_that_overlap(standin: StandIn) -> None:

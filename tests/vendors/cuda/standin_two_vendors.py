@@ -48,6 +48,22 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
     assert (back == 7).all()
 
 
+def test_each_of_several_events_is_waited_for(standin: StandIn) -> None:
+    goes = [threading.Event(), threading.Event()]
+    with Queue(HOST) as one, Queue(HOST) as other, Queue(GPU) as gpu:
+        first, second = one.call(lambda: goes[0].wait(WAIT)), other.call(lambda: goes[1].wait(WAIT))
+        called = gpu.call(lambda: None, [first, second])
+        try:
+            goes[0].set()
+            first.wait()
+            time.sleep(0.05)  # time to call it, which must not be
+            assert not called.done()
+        finally:
+            goes[1].set()
+        called.wait()
+    pinning.queues.default_queue(GPU).close()
+
+
 def test_behind_a_wait_for_the_other_a_source_is_read_in_its_turn(queues: tuple[Queue, Queue]) -> None:
     host, gpu = queues
     values, back = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
