@@ -212,7 +212,9 @@ def shown(status: Status) -> str:
 
 
 def test_the_budget_and_what_is_idle(program: Program) -> None:
+    program("held.append(pinning.lock(array[8192:8193], device='host')); held.pop().unlock()")  # so that it has a page
     program("before = pinning.budget().used; pinning.budget(before + (1 << 30), idle=True)")
+    assert seen(program.pid)["budget"]["idle"] == 0
     program("kept = np.zeros(3 << 12, np.uint8); pinning.lock(kept, device='host').unlock()")
     program("held.append(pinning.lock(array[:4096], device='host'))")
     now = seen(program.pid)
@@ -349,7 +351,7 @@ def test_the_line_that_locked_it_is_shown_in_any_width(program: Program, width: 
 def test_a_process_whose_files_must_not_grow_has_no_page() -> None:
     with started() as program:
         program("import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)")
-        program("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))")
+        program("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))")
         program("held.append(pinning.lock(memory, device='host')); assert held[0].held")
         assert "has locked nothing" in top(program.pid, "--once").stderr
 

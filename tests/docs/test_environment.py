@@ -29,7 +29,7 @@ def test_the_page_has_the_variables_that_are_read() -> None:
 
 @pytest.mark.parametrize("name", ["PINNING_WATCH", "PINNING_STATUS", "PINNING_LOCK_SITES"])
 def test_a_switch_that_is_neither_on_nor_off_is_reported_once(name: str) -> None:
-    for value, times in (("no", 1), ("OFF", 0), ("on", 0), ("0", 0), ("1", 0), ("", 0)):
+    for value, times in (("no", 1), ("OFF", 0), ("On", 0), ("0", 0), ("1", 0), ("", 0)):
         command = [sys.executable, "-P", "-c", LOCKS]
         done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60)
         counts = "off" if name == "PINNING_LOCK_SITES" else "on"

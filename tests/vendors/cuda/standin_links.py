@@ -31,6 +31,7 @@ from pinning.cli.status import status_of
 from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, costs
 from pinning.copies import links as of_copies
+from pinning.copies.work import bytes_moved
 from pinning.machine import topology
 from pinning.memory import default_pool
 from pinning.queues import links as of_queues
@@ -82,8 +83,11 @@ def at_once(size: int, links: object, locked: float, to_device: bool = True) -> 
     [(64 * MIB, ["cuda:3"]), (100 * MIB + 13, "idle"), (100 * MIB + 13, ["cuda:1", "cuda:2", "cuda:7"])],
 )
 def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: bool) -> None:
+    before = bytes_moved()
     copy, right = at_once(size, links, locked, to_device)
     assert right
+    counted = {path: now - before[path] for path, now in bytes_moved().items() if now != before[path]}
+    assert counted == {"direct" if locked else "staged": 2 * size}
     assert copy.path is (CopyPath.DIRECT if locked else CopyPath.STAGED)
     over = min((size - 8 * MIB) // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
     assert f"{copy.path} over {over} links: cuda:0, cuda:" in copy.reason
