@@ -2,6 +2,7 @@
 // How much memory the maps of a process have locked, and how much they may lock.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -159,8 +160,9 @@ class Budget {
   /// What was given back, and what the vendors have refused to unlock.
   struct Given {
     std::uint64_t bytes = 0;
-    std::uint64_t refused = 0;  // regions
-    std::exception_ptr error;   // the first one
+    Address lowest = ~Address{0}, highest = 0;  // start of the regions that are given back
+    std::uint64_t refused = 0;                  // regions
+    std::exception_ptr error;                   // the first one
   };
   /// Unlock idle regions, those of `first` first, otherwise longest idle first, until `bytes` are given back or none is
   /// left that was idle when the call began.
@@ -352,6 +354,7 @@ class Budget {
     }
     try {
       given.bytes += keeper->give_back(*claimed);
+      given.lowest = std::min(given.lowest, claimed->start), given.highest = std::max(given.highest, claimed->start);
     } catch (std::exception const&) {
       if (given.refused++ == 0) given.error = std::current_exception();
     }

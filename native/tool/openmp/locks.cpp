@@ -395,7 +395,7 @@ Locks::Outcome Locks::acquire(Guard& guard, Request const& request) {
   });
   context_.coming_bytes -= comes;
   context_.coming -= !is_locked;
-  if (outcome.made_room) note_ended({0, ~Address{0}}, "unlock: for another", began);
+  if (!outcome.made_room.empty()) note_ended(outcome.made_room, "unlock: for another", began);
   if (outcome.hold) note(outcome.lock, request.device, began);
   return outcome;
 }
@@ -420,9 +420,12 @@ bool Locks::make_room(std::size_t size, Outcome& outcome) {
     bool const too_many = locks > context_.most_locks;
     if (locked <= most && !too_many) return true;
     if (size <= most) {
-      bool const given = budget.give_back(locked > most ? locked - most : 1).bytes != 0;
-      outcome.made_room |= given;
-      if (given || budget.wait_for_an_end(ended)) continue;
+      Budget::Given const given = budget.give_back(locked > most ? locked - most : 1);
+      if (given.bytes != 0) {
+        Range const starts{given.lowest, given.highest + 1};
+        outcome.made_room = outcome.made_room.empty() ? starts : around(outcome.made_room, starts);
+      }
+      if (given.bytes != 0 || budget.wait_for_an_end(ended)) continue;
     }
     outcome.refusal = {size <= most && others ? Kind::passes : Kind::fails,
                        too_many ? "the mappings that a process may have, vm.max_map_count, allow " +

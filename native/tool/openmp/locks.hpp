@@ -101,8 +101,8 @@ class Locks {
   struct Outcome {
     std::optional<Hold> hold;
     Range lock;
-    bool stays = false;      // also without a user, until its memory is freed
-    bool made_room = false;  // others have been unlocked for it
+    bool stays = false;  // also without a user, until its memory is freed
+    Range made_room;     // where the locks start that were given back for it
     Refusal refusal;
   };
 
