@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def test_thousands_of_locks(program: Callable[[Path], Path]) -> None:
     ran = run(program(SOURCES / "many.c"), 16000, 64, lock_min_bytes=64)
     assert (ran.code, ran.out) == (0, "0 mappings and 0 threads failed\n")
     assert ran.locked == 16000
+
+
+def test_the_trace_shows_which_locks_end_for_another(program: Callable[[Path], Path], tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    run(program(SOURCES / "many.c"), 20, 65536, lock_budget="256KiB", lock_min_bytes=4096, lock_after=1, trace=file)
+    spans = [event for event in json.loads(file.read_text()) if event["ph"] == "X" and "lock" in event["name"]]
+    locked: set[str] = set()
+    for span in sorted(spans, key=lambda span: span["ts"] + span["dur"]):
+        if span["name"] == "lock":
+            locked.add(span["args"]["address"])
+        else:
+            locked.remove(span["args"]["address"])
+        assert len(locked) <= 4
+    assert sum(span["name"] == "unlock: for another" for span in spans) >= 16
 
 
 def test_locks_leave_the_program_mappings_of_its_own(program: Callable[[Path], Path]) -> None:
