@@ -58,7 +58,7 @@ void move_in_host(Transfer const& transfer, Range const& range, std::uint64_t in
 }  // namespace
 
 CopyThreads::CopyThreads() noexcept
-    : spin_(usable_processors() > 2 ? Clock::duration(longest_spin) : Clock::duration(0)) {}
+    : spin_(usable_processors_once() > 2 ? Clock::duration(longest_spin) : Clock::duration(0)) {}
 
 CopyThreads* CopyThreads::known() noexcept { return threads.load(std::memory_order_acquire); }
 

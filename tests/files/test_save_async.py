@@ -312,7 +312,7 @@ def test_a_signal_while_its_blocks_are_allocated(
     program = f"""
 import ctypes
 import numpy, pinning
-for folder in ({str(in_memory)!r}, {str(tmp_path)!r}):
+for folder in ({str(in_memory)!r}, {str(tmp_path)!r}):  # two calls, of which the first fails, and one that fails
     pinning.save_file({{"a": numpy.arange(1000)}}, folder + "/a")
 assert ctypes.c_int.in_dll(ctypes.CDLL(None), "calls").value, "it has allocated none"
 """

@@ -35,7 +35,7 @@ enum class Reason : std::uint8_t {
 struct CopyLimits : StagingLimits {
   PINNING_API CopyLimits() noexcept;
 
-  std::uint64_t stage_to_device, stage_to_host;                       // bytes from which pageable memory is staged
+  std::uint64_t stage_to_device, stage_to_host;                      // bytes from which pageable memory is staged
   std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // for a kernel: least items, most bytes of each
 
   std::uint64_t stage_from(bool to_device) const noexcept { return to_device ? stage_to_device : stage_to_host; }

@@ -48,10 +48,11 @@ def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
     assert (back == 7).all()
 
 
-def test_each_of_several_events_is_waited_for(standin: StandIn) -> None:
+def test_each_of_several_events_is_waited_for(queues: tuple[Queue, Queue]) -> None:
+    host, gpu = queues
     goes = [threading.Event(), threading.Event()]
-    with Queue(HOST) as one, Queue(HOST) as other, Queue(GPU) as gpu:
-        first, second = one.call(lambda: goes[0].wait(WAIT)), other.call(lambda: goes[1].wait(WAIT))
+    with Queue(HOST) as other:
+        first, second = host.call(lambda: goes[0].wait(WAIT)), other.call(lambda: goes[1].wait(WAIT))
         called = gpu.call(lambda: None, [first, second])
         try:
             goes[0].set()
@@ -61,7 +62,6 @@ def test_each_of_several_events_is_waited_for(standin: StandIn) -> None:
         finally:
             goes[1].set()
         called.wait()
-    pinning.queues.default_queue(GPU).close()
 
 
 def test_behind_a_wait_for_the_other_a_source_is_read_in_its_turn(queues: tuple[Queue, Queue]) -> None:
